@@ -1,0 +1,10 @@
+"""The algorithms, one file each; the registry is this literal."""
+
+from lrbpfl.algorithms.fedavg import FedAvg
+from lrbpfl.algorithms.lr_bpfl import LRBPFL
+from lrbpfl.algorithms.protocol import Algorithm
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "lr-bpfl": LRBPFL,
+    "fedavg": FedAvg,
+}

@@ -1,0 +1,70 @@
+"""FedAvg (McMahan, Moore, Ramage, Hampson and Aguera y Arcas, AISTATS 2017, arXiv:1602.05629), Algorithm 1.
+
+Departures: local work is counted in mini-batch steps instead of epochs, and the learning rate does not decay; both as
+in the experiments of the LR-BPFL paper. Every client, seen or new, predicts with the global model.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Generator, Tensor
+
+from lrbpfl import trees
+from lrbpfl.algorithms.protocol import Info, Task, Update, log_label_prior
+from lrbpfl.core.descent import Data, Rate, batches, descend
+from lrbpfl.core.network import Params, init_params
+from lrbpfl.core.objective import nll, plain_logits, probabilities
+
+
+class Personal(NamedTuple):
+    """A client's predictor: the global network and the client's label prior."""
+
+    W: Params
+    log_prior: Tensor  # (classes,)
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """The weighted mean of locally trained networks."""
+
+    local_steps: int = 20  # R, mini-batch steps a round; 20 in the LR-BPFL paper
+    lr: float = 0.1  # eta, plain SGD; 0.1 in the LR-BPFL paper
+    batch_size: int = 32  # B; 32 in the LR-BPFL paper
+
+    def init_server(self, task: Task, rng: Generator) -> Params:
+        """The network w_0."""
+        return init_params(task.model, rng, pretrained=task.pretrained)
+
+    def init_client(self, task: Task, rng: Generator) -> None:
+        """Clients keep nothing."""
+
+    def broadcast(self, task: Task, server: Params, client_id: int) -> Params:
+        """Everybody gets w_t."""
+        return server
+
+    def client_update(
+        self, task: Task, message: Params, client: None, data: Data, rng: Generator
+    ) -> tuple[Params, None, Info]:
+        """R steps w <- w - eta grad f_k(w; batch)."""
+        log_prior = log_label_prior(task, data.y)
+
+        def f(w: Params, batch: Data) -> Tensor:
+            return nll(plain_logits(task.model, w, batch.x) + log_prior, batch.y)
+
+        steps = batches(data, self.batch_size, self.local_steps, rng)
+        (w,), loss = descend(f, (message,), steps, (Rate("sgd", self.lr),))
+        return w, None, {"loss": loss}
+
+    def server_aggregate(self, task: Task, server: Params, updates: Iterable[Update], rng: Generator) -> Params:
+        """w_{t+1} = sum_k (n_k / n) w_k over the clients of this round."""
+        mean: Params = trees.mean((u.upload, u.num_examples) for u in updates)
+        return mean
+
+    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Personal:
+        """The global network as it is."""
+        return Personal(W=message, log_prior=log_label_prior(task, data.y))
+
+    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+        """One sample: the softmax of the global network, (1, n, classes)."""
+        return probabilities(lambda x: plain_logits(task.model, personal.W, x) + personal.log_prior, x)

@@ -1,0 +1,169 @@
+"""LR-BPFL (Zhang, Simeone et al., "Low-Rank Bayesian Personalized Federated Learning"), Algorithm 1.
+
+Departures of the defaults from the paper's printed values are the fields that `PRESETS["paper"]` sets back. Where the
+paper is silent: a convolution's mask spans (output channel, input channel) and is shared over kernel positions; biases
+carry no mask; a gate acts once, on the sampled product; the first gate is fixed at one; a closed gate leaves the KL,
+and the prior mean follows the rank; the gate penalty is added to the free energy per example.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from torch import Generator, Tensor
+
+from lrbpfl import trees
+from lrbpfl.algorithms.protocol import Info, Task, Update, log_label_prior
+from lrbpfl.core import gates as gating
+from lrbpfl.core import masks as masking
+from lrbpfl.core.descent import Data, OptimiserName, Rate, batches, descend
+from lrbpfl.core.masks import Gates, Masks
+from lrbpfl.core.network import Params, init_params, maskable
+from lrbpfl.core.objective import Likelihood, free_energy, mask_logits, nll, probabilities
+
+
+class Personal(NamedTuple):
+    """A client's model: the shared network, its private mask and its label prior."""
+
+    W: Params
+    masks: Masks  # phi_k, psi_k
+    gates: Gates  # gamma_k
+    log_prior: Tensor  # (classes,)
+
+
+@dataclass(frozen=True)
+class LRBPFL:
+    """One shared deterministic network W, and a private low-rank Bayesian mask at every client."""
+
+    max_rank: int = 2  # r_max; paper: 8
+    adaptive_rank: bool = True  # train and prune the gates; off: every mask keeps r_max ranks
+    threshold: float = 0.95  # lambda-bar, Eq. (10); paper: 0.95
+    gate_init: float = 3.5  # gamma at the start; paper: 3.5
+    gate_penalty: float = 0.1  # weight of sum lambda^2; paper: 0.1
+    prior_variance: float = 0.1  # of p(Q) and p(R); paper: 0.1
+    temperature: float = 1.0  # weight of the KL; paper: 1
+    likelihood: Likelihood = "elbo"  # mean of logs (paper), or log of the mean over the C masks
+    samples: int = 2  # C in training; paper: 4
+    predict_samples: int = 4  # C at prediction; paper: 4
+    update: Literal["coordinate", "joint"] = "coordinate"  # masks first, then W (paper), or both at once (its ablation)
+    mask_steps: int = 10  # T_L, steps on (phi, psi, gamma) a round; paper: 20
+    model_steps: int = 20  # steps on W under the adapted mask; Algorithm 1: 1
+    adapt_steps: int = 20  # steps on the mask before a client predicts; paper: unspecified
+    batch_size: int = 32  # B; paper: 32
+    mask_lr: float = 0.01  # eta of phi, psi; paper: 0.01
+    adapt_lr: float = 0.01  # the same before a client predicts; paper: unspecified
+    gate_lr: float = 0.01  # eta of gamma; paper: 0.001
+    model_lr: float = 0.05  # eta of W; paper: 0.001
+    mask_optimiser: OptimiserName = "adam"  # of phi, psi and gamma; paper: gradient descent
+    model_optimiser: OptimiserName = "sgd"  # of W; paper: gradient descent
+    init_spread: float = 0.1  # standard deviation of the initial means around 1 / sqrt(r_k); paper: unspecified
+    init_std: float = 0.05  # initial standard deviation of the posterior; paper: unspecified
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {
+            "max_rank": 8,
+            "samples": 4,
+            "mask_steps": 20,
+            "model_steps": 1,
+            "gate_lr": 0.001,
+            "model_lr": 0.001,
+            "mask_optimiser": "sgd",
+        }
+    }
+
+    def init_server(self, task: Task, rng: Generator) -> Params:
+        """The shared network W^0."""
+        return init_params(task.model, rng, pretrained=task.pretrained)
+
+    def init_client(self, task: Task, rng: Generator) -> Gates:
+        """A client keeps its gates gamma_k and nothing else."""
+        gamma = self.gate_init if self.adaptive_rank else math.inf
+        return {name: gating.init(self.max_rank, gamma) for name in maskable(task.model)}
+
+    def broadcast(self, task: Task, server: Params, client_id: int) -> Params:
+        """Everybody gets W^t."""
+        return server
+
+    def client_update(
+        self, task: Task, message: Params, client: Gates, data: Data, rng: Generator
+    ) -> tuple[Params, Gates, Info]:
+        """Adapt the mask to W^t, then W to the mask; W_k goes up, the gates stay."""
+        if self.update == "joint":
+            W, gates, loss = self._joint(task, message, client, data, rng)
+        else:
+            masks, gates = self._adapt(task, message, client, data, rng, steps=self.mask_steps, lr=self.mask_lr)
+            (W,), loss = descend(
+                lambda W, batch: self._free_energy(task, W, masks, gates, batch, data, rng),
+                (message,),
+                self._batches(data, self.model_steps, rng),
+                (Rate(self.model_optimiser, self.model_lr),),
+            )
+        if self.adaptive_rank:
+            gates = {name: gating.prune(gamma, self.threshold) for name, gamma in gates.items()}  # Eq. (10)
+        ranks = [gating.rank(gamma) for gamma in gates.values()]
+        return W, gates, {"loss": loss, "rank": sum(ranks) / len(ranks)}
+
+    def server_aggregate(self, task: Task, server: Params, updates: Iterable[Update], rng: Generator) -> Params:
+        """W^{t+1} = sum_k l_k W_k^t, l_k proportional to the clients' data."""
+        mean: Params = trees.mean((u.upload, u.num_examples) for u in updates)
+        return mean
+
+    def personalise(self, task: Task, message: Params, client: Gates, data: Data, rng: Generator) -> Personal:
+        """A mask adapted to the final W on the client's own training data; a new client starts from open gates."""
+        masks, gates = self._adapt(task, message, client, data, rng, steps=self.adapt_steps, lr=self.adapt_lr)
+        return Personal(W=message, masks=masks, gates=gates, log_prior=log_label_prior(task, data.y))
+
+    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+        """The softmax under each of C masks, (C, n, classes); the same masks for all of x."""
+        W, masks, gates, log_prior = personal
+        noise = masking.draw(masks, self.predict_samples, rng)
+        return probabilities(lambda x: mask_logits(task.model, W, masks, gates, noise, x) + log_prior, x)
+
+    def _adapt(
+        self, task: Task, W: Params, gates: Gates, data: Data, rng: Generator, *, steps: int, lr: float
+    ) -> tuple[Masks, Gates]:
+        """Fresh phi, psi, then steps on (phi, psi, gamma) with W fixed."""
+        (masks, gates), _ = descend(
+            lambda masks, gates, batch: self._free_energy(task, W, masks, gates, batch, data, rng),
+            (self._fresh_masks(task, gates, rng), gates),
+            self._batches(data, steps, rng),
+            (Rate(self.mask_optimiser, lr), Rate(self.mask_optimiser, self.gate_lr)),
+        )
+        return masks, gates
+
+    def _joint(self, task: Task, W: Params, gates: Gates, data: Data, rng: Generator) -> tuple[Params, Gates, float]:
+        """The ablation: T_L steps on (phi, psi, gamma) and W together."""
+        (_, gates, W), loss = descend(
+            lambda masks, gates, W, batch: self._free_energy(task, W, masks, gates, batch, data, rng),
+            (self._fresh_masks(task, gates, rng), gates, W),
+            self._batches(data, self.mask_steps, rng),
+            (
+                Rate(self.mask_optimiser, self.mask_lr),
+                Rate(self.mask_optimiser, self.gate_lr),
+                Rate(self.model_optimiser, self.model_lr),
+            ),
+        )
+        return W, gates, loss
+
+    def _fresh_masks(self, task: Task, gates: Gates, rng: Generator) -> Masks:
+        return masking.init(maskable(task.model), gates, spread=self.init_spread, std=self.init_std, rng=rng)
+
+    def _batches(self, data: Data, steps: int, rng: Generator) -> Iterator[Data]:
+        return batches(data, self.batch_size, steps, rng)
+
+    def _free_energy(
+        self, task: Task, W: Params, masks: Masks, gates: Gates, batch: Data, data: Data, rng: Generator
+    ) -> Tensor:
+        """F_k(W, phi_k, psi_k, lambda_k) on one batch, by C sampled masks.  Eq. (8)"""
+        noise = masking.draw(masks, self.samples, rng)
+        logits = mask_logits(task.model, W, masks, gates, noise, batch.x) + log_label_prior(task, data.y)
+        return free_energy(
+            nll(logits, batch.y, self.likelihood),
+            masks,
+            gates,
+            prior_std=math.sqrt(self.prior_variance),
+            num_data=len(data.y),
+            temperature=self.temperature,
+            gate_penalty=self.gate_penalty,
+        )

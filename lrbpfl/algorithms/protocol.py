@@ -1,0 +1,77 @@
+"""What an algorithm is: hyper-parameters and seven pure functions over explicit state."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+
+from lrbpfl.core.descent import Data
+from lrbpfl.trees import Tree
+
+Info = dict[str, float]  # what a client tells about its training, for curves and progress; no algorithm reads it
+
+
+class Task(NamedTuple):
+    """What every party knows before round 0; constant during a run."""
+
+    model: nn.Module  # a template: called with explicit parameters, never trained
+    num_classes: int
+    pretrained: bool = False  # start from the template's own parameters instead of fresh ones
+    label_prior: float = 0.0  # epsilon of the client's smoothed class frequencies in the likelihood; 0 leaves them out
+    public: Tensor | None = None  # unlabelled inputs at the server
+
+
+class Update(NamedTuple):
+    """What the server learns from one client; `upload` has the tree structure of the message."""
+
+    client_id: int
+    num_examples: int
+    upload: Tree
+
+
+class Algorithm(Protocol):
+    """Hyper-parameters (fields of a frozen dataclass) and seven pure functions over trees.
+
+        Server    lives at the server, survives rounds         Message   travels down
+        Client    lives at one client, survives rounds         Upload    travels up, with the message's structure
+        Personal  lives at one client, made for prediction
+
+    A function changes no argument, keeps nothing, and draws randomness only from `rng`.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def init_server(self, task: Task, rng: Generator) -> Tree:
+        """The server's state before round 0."""
+
+    def init_client(self, task: Task, rng: Generator) -> Tree:
+        """The state of a client that has never taken part."""
+
+    def broadcast(self, task: Task, server: Tree, client_id: int) -> Tree:
+        """The message to one client."""
+
+    def client_update(
+        self, task: Task, message: Tree, client: Tree, data: Data, rng: Generator
+    ) -> tuple[Tree, Tree, Info]:
+        """One round at one client: the upload, the state it keeps, and its info."""
+
+    def server_aggregate(self, task: Task, server: Tree, updates: Iterable[Update], rng: Generator) -> Tree:
+        """The server's next state, from the updates in the order of the messages; consumes them all."""
+
+    def personalise(self, task: Task, message: Tree, client: Tree, data: Data, rng: Generator) -> Tree:
+        """A client's own model, from the message, what it kept and its own training data."""
+
+    def predict(self, task: Task, personal: Tree, x: Tensor, rng: Generator) -> Tensor:
+        """Probabilities (samples, n, classes): every sample of the model, not their mean."""
+
+
+def log_label_prior(task: Task, y: Tensor) -> Tensor:
+    """The log of the client's smoothed class frequencies, log((n_c + eps) / (n + C eps)), or zeros: (classes,).
+
+    Added to the logits in training and at prediction, it spares the network from unlearning the classes a client lacks.
+    """
+    if task.label_prior == 0.0:
+        return torch.zeros(task.num_classes, device=y.device)
+    counts = torch.bincount(y, minlength=task.num_classes).float() + task.label_prior
+    return torch.log(counts / counts.sum())

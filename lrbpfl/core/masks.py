@@ -1,0 +1,114 @@
+"""Low-rank Gaussian masks on the layers of a network: G = W o M, M = Q Lambda R^T.  Eqs. (4) and (5)"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from lrbpfl.core import gates as gating
+from lrbpfl.core.gaussian import Gaussian, gaussian, kl, sample
+from lrbpfl.core.network import Layer, Params
+
+
+class Mask(NamedTuple):
+    """The posterior of one layer's factors: phi describes Q (outputs, r_max), psi describes R (inputs, r_max)."""
+
+    Q: Gaussian
+    R: Gaussian
+
+
+class Noise(NamedTuple):
+    """Standard normal draws for `samples` masks of one layer: Q (samples, r_max, outputs), R (samples, r_max, inputs)."""
+
+    Q: Tensor
+    R: Tensor
+
+
+Masks = dict[str, Mask]  # by the name of the layer's weight
+Gates = dict[str, Tensor]  # gamma (r_max,) by the same name
+Noises = dict[str, Noise]
+
+
+def prior_mean(gamma: Tensor) -> float:
+    """The prior mean of every factor, 1 / sqrt(r_k): the prior mask is 1 on average whatever the current rank."""
+    return 1 / math.sqrt(gating.rank(gamma))
+
+
+def init(layers: dict[str, Layer], gates: Gates, *, spread: float, std: float, rng: Generator) -> Masks:
+    """Fresh posteriors: means N(1 / sqrt(r_k), spread^2), standard deviations std."""
+
+    def factor(size: int, gamma: Tensor) -> Gaussian:
+        noise = torch.randn(size, len(gamma), generator=rng).to(gamma)
+        return gaussian(prior_mean(gamma) + spread * noise, std)
+
+    return {
+        name: Mask(Q=factor(layer.outputs, gates[name]), R=factor(layer.inputs, gates[name]))
+        for name, layer in layers.items()
+    }
+
+
+def draw(masks: Masks, samples: int, rng: Generator) -> Noises:
+    """Noise for `samples` masks, drawn before anything is computed, so that no way of computing can change it."""
+
+    def normal(q: Gaussian) -> Tensor:
+        return torch.randn(samples, *q.mean.mT.shape, generator=rng).to(q.mean)
+
+    return {name: Noise(Q=normal(mask.Q), R=normal(mask.R)) for name, mask in masks.items()}
+
+
+def factors(mask: Mask, gamma: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+    """Sampled factors of the open ranks, transposed: Lambda Q^T (samples, r_k, outputs) and R^T (samples, r_k, inputs).
+
+    Closed ranks are dropped here, before anything is multiplied: neither their means nor their noise can reach a mask.
+    """
+    # Rank-major rows: the products of `matrix` and of its gradient are several times faster than with thin columns.
+    kept = gating.is_open(gamma)
+
+    def rows(q: Gaussian, noise: Tensor) -> Tensor:
+        return sample(open_ranks(q, gamma, transpose=True), noise if bool(kept.all()) else noise[:, kept])
+
+    return rows(mask.Q, noise.Q) * gating.gates(gamma)[kept, None], rows(mask.R, noise.R)
+
+
+def open_ranks(q: Gaussian, gamma: Tensor, *, transpose: bool = False) -> Gaussian:
+    """The columns of a factor whose gates are open: (size, r_max) -> (size, r_k), or (r_k, size) if transposed."""
+    kept = gating.is_open(gamma)
+
+    def keep(columns: Tensor) -> Tensor:
+        columns = columns if bool(kept.all()) else columns[:, kept]
+        return columns.T.contiguous() if transpose else columns
+
+    return Gaussian(mean=keep(q.mean), rho=keep(q.rho))
+
+
+def matrix(Q: Tensor, R: Tensor, groups: int = 1) -> Tensor:
+    """One mask M = Q Lambda R^T from one draw of `factors`: (outputs, inputs / groups).  Eq. (5)
+
+    Entry (o, i) belongs to output o and to the i-th input of its group.
+    """
+    if groups == 1:
+        return Q.T @ R
+    Q, R = (factor.reshape(len(factor), groups, -1).movedim(0, 1) for factor in (Q, R))  # (groups, r_k, size / groups)
+    return (Q.mT @ R).flatten(0, 1)
+
+
+def masked(W: Params, M: dict[str, Tensor]) -> Params:
+    """The client's network under one mask, G = W o M on masked weights; biases and all other parameters stay.  Eq. (4)
+
+    A convolution's mask (outputs, inputs / groups) is the same at every position of the kernel.
+    """
+    G = dict(W)
+    for name, m in M.items():
+        G[name] = W[name] * m.reshape(m.shape + (1,) * (W[name].dim() - 2))
+    return G
+
+
+def kl_divergence(masks: Masks, gates: Gates, prior_std: float) -> Tensor:
+    """KL(q || p) of all factors in closed form, p = N(1 / sqrt(r_k), prior_std^2); closed ranks are no part of it."""
+    factors = [(open_ranks(q, gates[name]), prior_mean(gates[name])) for name, mask in masks.items() for q in mask]
+    q = Gaussian(
+        *(torch.cat([part.flatten() for part in parts]) for parts in zip(*(q for q, _ in factors), strict=True))
+    )
+    means = torch.cat([torch.full_like(q.mean, mean).flatten() for q, mean in factors])
+    return kl(q, p=gaussian(means, prior_std))

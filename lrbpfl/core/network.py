@@ -1,0 +1,89 @@
+"""Any nn.Module as a function of its parameters, and which of its layers take a mask."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from lrbpfl.errors import BadInput
+
+Params = dict[str, Tensor]
+
+
+class Layer(NamedTuple):
+    """A layer that takes a mask: its weight has shape (outputs, inputs / groups, *kernel)."""
+
+    outputs: int
+    inputs: int
+    groups: int = 1
+
+
+def maskable(model: nn.Module) -> dict[str, Layer]:
+    """Every Linear and Conv1d/2d/3d (grouped and depthwise ones too) by the name of its weight.
+
+    A weight that several layers share is masked once, under its first name; weights that are computed from other
+    parameters (weight norm and other parametrisations) are left alone.
+    """
+    own = dict(model.named_parameters())
+    layers: dict[str, Layer] = {}
+    for name, module in model.named_modules():
+        weight = f"{name}.weight" if name else "weight"
+        if weight not in own:
+            continue
+        if isinstance(module, nn.Linear):
+            layers[weight] = Layer(outputs=module.out_features, inputs=module.in_features)
+        elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            layers[weight] = Layer(outputs=module.out_channels, inputs=module.in_channels, groups=module.groups)
+    return layers
+
+
+def check(model: nn.Module) -> None:
+    """Refuse what would break a promise in silence: batch statistics and noise that no seed reaches."""
+    for name, module in model.named_modules():
+        where = f"layer {name or 'model'!r} ({type(module).__name__})"
+        if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
+            raise BadInput(
+                f"{where} keeps statistics of its batches, which no client may share and no mask may scale: "
+                "replace it by nn.GroupNorm or nn.LayerNorm"
+            )
+        drop = module.p if isinstance(module, _DropoutNd) else None
+        if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            drop = module.dropout
+        if drop:
+            raise BadInput(f"{where} has dropout {drop}, whose noise would not follow the run's seed: set it to 0")
+    if not maskable(model):
+        raise BadInput("the model has no Linear or Conv layer that could take a mask")
+
+
+def init_params(model: nn.Module, rng: torch.Generator, *, pretrained: bool = False) -> Params:
+    """Fresh parameters: Kaiming-normal weights and zero biases where layers take masks, the template's own elsewhere.
+
+    Pretrained: the template's own everywhere.
+    """
+    params = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for weight in () if pretrained else maskable(model):
+        fan_in = params[weight][0].numel()
+        noise = torch.randn(params[weight].shape, generator=rng)
+        params[weight] = (noise * (2.0 / fan_in) ** 0.5).to(params[weight])
+        bias = weight.removesuffix("weight") + "bias"
+        if bias in params:
+            params[bias] = torch.zeros_like(params[bias])
+    return params
+
+
+def inputs(x: Tensor) -> Tensor:
+    """What a network sees: uint8 images scaled to [-1, 1], anything else as it is.
+
+    Images are laid out with channels last, which makes convolutions on a CPU a third faster.
+    """
+    x = x.float() / 127.5 - 1.0 if x.dtype == torch.uint8 else x
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def forward(model: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """Logits (batch, classes) of the model with these parameters; the module itself is never changed."""
+    logits: Tensor = functional_call(model, params, (inputs(x),))
+    return logits

@@ -1,0 +1,121 @@
+"""Labelled examples by name: scikit-learn's digits, CIFAR-10, CIFAR-100, or a folder with one file per client."""
+
+import difflib
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lrbpfl.data import cifar
+from lrbpfl.errors import BadInput
+
+
+class Dataset(NamedTuple):
+    """Examples and their labels; who owns which, where the data say so."""
+
+    name: str
+    x: Tensor  # (n, *input), uint8 images or float32
+    y: Tensor  # (n,) int64
+    num_classes: int
+    owner: npt.NDArray[np.int64] | None = None  # (n,) which natural client each example belongs to
+    client_names: tuple[str, ...] | None = None  # (clients,)
+
+
+def load(name: str, root: Path | None = None, *, progress: bool = False) -> Dataset:
+    """The dataset of that name, or the folder of ``client-name.npz`` files at that path.
+
+    ``root`` holds the unpacked CIFAR archives: by default ``$LRBPFL_DATA``, else the user's cache directory.
+    """
+    if name in DATASETS:
+        return DATASETS[name](root, progress)
+    if name and (Path(name).is_dir() or any(mark in name for mark in (os.sep, os.altsep) if mark)):
+        # Imported here because a folder is read into the Dataset defined above.
+        from lrbpfl.data.folder import load_folder
+
+        return load_folder(Path(name).expanduser())
+    nearest = difflib.get_close_matches(name.lower(), DATASETS, n=1)
+    hint = f" (nearest: {nearest[0]!r})" if nearest else ""
+    raise BadInput(f"unknown dataset {name!r}{hint}: give {', '.join(DATASETS)}, or a folder of client-name.npz files")
+
+
+def check(dataset: Dataset) -> None:
+    """Refuse what no algorithm can learn from, naming the first offending example and its client."""
+    x, y = dataset.x, dataset.y
+    if x.dtype not in (torch.uint8, torch.float32):
+        raise BadInput(f"the inputs of {dataset.name!r} are {x.dtype}, and must be torch.uint8 or torch.float32")
+    if y.dtype != torch.int64:
+        raise BadInput(f"the labels of {dataset.name!r} are {y.dtype}, and must be integers (torch.int64)")
+    if x.ndim < 2 or y.ndim != 1:
+        shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
+        raise BadInput(f"x and y of {dataset.name!r} have the shapes {shapes}, and must have (n, *input) and (n,)")
+    if not 0 < x.shape[0] == y.shape[0]:
+        raise BadInput(f"{dataset.name!r} has {x.shape[0]} inputs and {y.shape[0]} labels, and needs as many of each")
+    _check_owner(dataset)
+    wrong = (y < 0) | (y >= dataset.num_classes)
+    if wrong.any():
+        index = int(wrong.nonzero()[0, 0])
+        where = _where(dataset, index)
+        raise BadInput(f"{where} has the label {int(y[index])}, and labels go from 0 to {dataset.num_classes - 1}")
+    if x.dtype == torch.float32 and not x.isfinite().all():
+        index = int((~x.flatten(1).isfinite().all(1)).nonzero()[0, 0])
+        raise BadInput(f"{_where(dataset, index)} holds NaN or infinity, and inputs must be finite numbers")
+
+
+def _check_owner(dataset: Dataset) -> None:
+    """Refuse an owner array that does not say, for every example, which named client it belongs to."""
+    owner, names = dataset.owner, dataset.client_names
+    if owner is None:
+        return
+    if owner.shape != tuple(dataset.y.shape) or owner.dtype.kind not in "iu":
+        found = f"{owner.shape} {owner.dtype}"
+        raise BadInput(f"the owner array of {dataset.name!r} is {found}, and must hold an integer for each label")
+    if owner.min() < 0 or (names is not None and owner.max() >= len(names)):
+        top = "up" if names is None else str(len(names) - 1)
+        found = f"{owner.min()} to {owner.max()}"
+        raise BadInput(f"the owners of {dataset.name!r} go from {found}, and clients are numbered from 0 to {top}")
+
+
+def _where(dataset: Dataset, index: int) -> str:
+    """The address of an example: its place in its client's file if there are clients, else in the dataset."""
+    if dataset.owner is None:
+        return f"example {index} of {dataset.name!r}"
+    client = int(dataset.owner[index])
+    name = client if dataset.client_names is None else repr(dataset.client_names[client])
+    return f"example {int((dataset.owner[:index] == client).sum())} of client {name}"
+
+
+def _digits(root: Path | None, progress: bool) -> Dataset:
+    """1,797 handwritten digits, (1, 8, 8) float32 in [-1, 1]; they come with scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x = torch.from_numpy(digits.images).float().unsqueeze(1) / 8 - 1
+    return Dataset(name="digits", x=x, y=torch.from_numpy(digits.target).long(), num_classes=10)
+
+
+def _cifar(name: str, archive: cifar.Archive, root: Path | None, progress: bool) -> Dataset:
+    """60,000 photographs, (3, 32, 32) uint8: the 50,000 official training images, then the 10,000 test images."""
+    x, y = cifar.read(archive, root or _default_root(), progress=progress)
+    return Dataset(name=name, x=x, y=y, num_classes=archive.num_classes)
+
+
+def _default_root() -> Path:
+    """``$LRBPFL_DATA``, else the user's cache directory."""
+    if chosen := os.environ.get("LRBPFL_DATA"):
+        return Path(chosen).expanduser()
+    import pooch
+
+    return Path(pooch.os_cache("lrbpfl"))
+
+
+DATASETS: dict[str, Callable[[Path | None, bool], Dataset]] = {
+    "digits": _digits,
+    "cifar10": partial(_cifar, "cifar10", cifar.CIFAR10),
+    "cifar100": partial(_cifar, "cifar100", cifar.CIFAR100),
+}

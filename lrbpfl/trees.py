@@ -1,0 +1,112 @@
+"""Nested states: NamedTuples, tuples and dicts (or None) with tensors as leaves. Walk, average, measure, name."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# A tree cannot be spelled as a recursive type over arbitrary NamedTuples; `Tree` says what is meant.
+Tree = Any
+
+
+def tree_map(f: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply f to every leaf (and to the leaves at the same places of the others); the structure stays."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return {key: tree_map(f, child, *(other[key] for other in others)) for key, child in tree.items()}
+    if isinstance(tree, tuple):
+        children = [tree_map(f, *parts) for parts in zip(tree, *others, strict=True)]
+        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+    return f(tree, *others)
+
+
+def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its path, e.g. ``("mask/conv1/Q/mean", tensor)``."""
+    if tree is None:
+        return
+    if isinstance(tree, dict):
+        children: Iterable[tuple[str, Any]] = tree.items()
+    elif isinstance(tree, tuple):
+        children = zip(getattr(tree, "_fields", map(str, range(len(tree)))), tree, strict=True)
+    else:
+        yield prefix, tree
+        return
+    for name, child in children:
+        yield from named_leaves(child, f"{prefix}/{name}" if prefix else name)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """The leaves, in the tree's own order."""
+    return [leaf for _, leaf in named_leaves(tree)]
+
+
+def rebuild(template: Tree, named: dict[str, Tensor], prefix: str = "") -> Tree:
+    """The inverse of `named_leaves`: a tree of the template's structure with the named tensors as leaves."""
+    if template is None:
+        return None
+    join = f"{prefix}/" if prefix else ""
+    if isinstance(template, dict):
+        return {key: rebuild(child, named, f"{join}{key}") for key, child in template.items()}
+    if isinstance(template, tuple):
+        names = getattr(template, "_fields", map(str, range(len(template))))
+        children = [rebuild(child, named, f"{join}{name}") for name, child in zip(names, template, strict=True)]
+        return type(template)(*children) if hasattr(template, "_fields") else tuple(children)
+    return named[prefix]
+
+
+def mean(weighted: Iterable[tuple[Tree, float]]) -> Tree:
+    """The weighted mean of trees, sum_k n_k w_k / sum_k n_k, one tree in memory at a time.
+
+    A running mean, m <- m + (n / sum n) (w - m): equal trees average to themselves, bit for bit.
+    """
+    average, total = None, 0.0
+    for tree, weight in weighted:
+        total += weight
+        if average is None:
+            average = tree
+        else:
+            share = weight / total
+            average = tree_map(lambda m, w, share=share: m + share * (w - m), average, tree)
+    if average is None:
+        raise ValueError("the mean of no trees")
+    return average
+
+
+def count(tree: Tree) -> int:
+    """How many numbers the tree holds."""
+    return sum(leaf.numel() for leaf in leaves(tree))
+
+
+def nbytes(tree: Tree) -> int:
+    """How many bytes the tree's tensors take, as they would be sent."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def equal(a: Tree, b: Tree) -> bool:
+    """Same names, shapes, dtypes and bits (NaN equals NaN of the same bits)."""
+    named_a, named_b = dict(named_leaves(a)), dict(named_leaves(b))
+    return named_a.keys() == named_b.keys() and all(_same_bits(named_a[name], named_b[name]) for name in named_a)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8))
+
+
+def fault(tree: Tree, template: Tree) -> str | None:
+    """What keeps `tree` from standing in the template's place (names, shapes, dtypes, non-finite numbers), or None."""
+    got, expected = dict(named_leaves(tree)), dict(named_leaves(template))
+    if got.keys() != expected.keys():
+        return f"its tensors are named {sorted(got)}, not {sorted(expected)}"
+    for name, leaf in got.items():
+        model = expected[name]
+        if leaf.shape != model.shape:
+            return f"{name} has shape {tuple(leaf.shape)}, not {tuple(model.shape)}"
+        if leaf.dtype != model.dtype:
+            return f"{name} has dtype {leaf.dtype}, not {model.dtype}"
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            return f"{name} holds numbers that are not finite"
+    return None
