@@ -93,8 +93,8 @@ class LRBPFL:
             W, gates, loss = self._joint(task, message, client, data, rng)
         else:
             masks, gates = self._adapt(task, message, client, data, rng, steps=self.mask_steps, lr=self.mask_lr)
-            (W,), loss = descend(
-                lambda W, batch: self._free_energy(task, W, masks, gates, batch, data, rng),
+            (W,), loss = descend(  # the KL and the penalty do not depend on W
+                lambda W, batch: self._nll(task, W, masks, gates, batch, data, rng),
                 (message,),
                 self._batches(data, self.model_steps, rng),
                 (Rate(self.model_optimiser, self.model_lr),),
@@ -152,14 +152,20 @@ class LRBPFL:
     def _batches(self, data: Data, steps: int, rng: Generator) -> Iterator[Data]:
         return batches(data, self.batch_size, steps, rng)
 
+    def _nll(
+        self, task: Task, W: Params, masks: Masks, gates: Gates, batch: Data, data: Data, rng: Generator
+    ) -> Tensor:
+        """-E_q[log p(batch | W o M)] per example, by C sampled masks."""
+        noise = masking.draw(masks, self.samples, rng)
+        logits = mask_logits(task.model, W, masks, gates, noise, batch.x) + log_label_prior(task, data.y)
+        return nll(logits, batch.y, self.likelihood)
+
     def _free_energy(
         self, task: Task, W: Params, masks: Masks, gates: Gates, batch: Data, data: Data, rng: Generator
     ) -> Tensor:
-        """F_k(W, phi_k, psi_k, lambda_k) on one batch, by C sampled masks.  Eq. (8)"""
-        noise = masking.draw(masks, self.samples, rng)
-        logits = mask_logits(task.model, W, masks, gates, noise, batch.x) + log_label_prior(task, data.y)
+        """F_k(W, phi_k, psi_k, lambda_k) per example, on one batch.  Eq. (8)"""
         return free_energy(
-            nll(logits, batch.y, self.likelihood),
+            self._nll(task, W, masks, gates, batch, data, rng),
             masks,
             gates,
             prior_std=math.sqrt(self.prior_variance),

@@ -1,0 +1,1 @@
+"""Low-rank Gaussian masks on any network: the maths, and nothing else."""

@@ -59,8 +59,6 @@ def descend(
 
 
 def _optimiser(parameters: list[Tensor], rate: Rate) -> torch.optim.Optimizer:
-    kinds: dict[OptimiserName, type[torch.optim.SGD | torch.optim.Adam]] = {
-        "sgd": torch.optim.SGD,
-        "adam": torch.optim.Adam,
-    }
-    return kinds[rate.optimiser](parameters, lr=rate.lr, fused=True)
+    if rate.optimiser == "adam":
+        return torch.optim.Adam(parameters, lr=rate.lr, fused=True)
+    return torch.optim.SGD(parameters, lr=rate.lr, fused=True)

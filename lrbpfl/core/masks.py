@@ -19,7 +19,7 @@ class Mask(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Standard normal draws for `samples` masks of one layer: Q (samples, r_max, outputs), R (samples, r_max, inputs)."""
+    """Standard normal draws for the masks of one layer: Q (samples, r_max, outputs), R (samples, r_max, inputs)."""
 
     Q: Tensor
     R: Tensor
@@ -108,7 +108,8 @@ def kl_divergence(masks: Masks, gates: Gates, prior_std: float) -> Tensor:
     """KL(q || p) of all factors in closed form, p = N(1 / sqrt(r_k), prior_std^2); closed ranks are no part of it."""
     factors = [(open_ranks(q, gates[name]), prior_mean(gates[name])) for name, mask in masks.items() for q in mask]
     q = Gaussian(
-        *(torch.cat([part.flatten() for part in parts]) for parts in zip(*(q for q, _ in factors), strict=True))
+        mean=torch.cat([q.mean.flatten() for q, _ in factors]),
+        rho=torch.cat([q.rho.flatten() for q, _ in factors]),
     )
     means = torch.cat([torch.full_like(q.mean, mean).flatten() for q, mean in factors])
     return kl(q, p=gaussian(means, prior_std))

@@ -1,0 +1,1 @@
+"""Engines run the work of clients: a map over clients, and the round loop, written once."""

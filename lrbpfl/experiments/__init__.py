@@ -1,0 +1,1 @@
+"""A run as a directory: its configuration, its data, its record."""

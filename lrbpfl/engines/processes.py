@@ -1,0 +1,206 @@
+"""A pool of worker processes, one thread each; messages and uploads pass through shared memory."""
+
+import multiprocessing
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lrbpfl import trees
+from lrbpfl.engines.loop import Evaluation, Reply
+from lrbpfl.engines.slots import read, room, to_arrays, to_tensors, write
+from lrbpfl.engines.work import (
+    Evaluated,
+    Federation,
+    Trained,
+    evaluate_client,
+    fresh_state,
+    keep_memory,
+    update_client,
+)
+from lrbpfl.trees import Tree
+
+TRIES = 2  # a client whose worker died is run once more in a new one; if that dies too, it is skipped
+
+
+class Job(NamedTuple):
+    """One call for one client, with its place in the order of answers."""
+
+    place: int
+    what: str  # "update" or "evaluate"
+    k: int
+    t: int
+    deaths: tuple[str, ...] = ()
+
+
+Answer = Trained | Evaluated | str  # the string says what the client's code raised
+
+
+class Worker:
+    """A process, the pipe to it and the block of memory they share."""
+
+    def __init__(self, federation: Federation, capacity: int) -> None:
+        # Forked workers share the data with this process; where forking is unsafe, they get copies.
+        method = "fork" if sys.platform == "linux" and federation.device == "cpu" else "spawn"
+        context = multiprocessing.get_context(method)
+        self.slot = torch.empty(capacity, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(  # type: ignore[attr-defined]
+            target=serve, args=(federation, theirs, self.slot), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.job: Job | None = None
+
+    def send(self, job: Job, message: Tree, state: Tree) -> None:
+        """Hand over a job; that the worker is dead already shows when its answer is read."""
+        self.job = job
+        with suppress(OSError):
+            self.pipe.send((job.what, write(message, self.slot), to_arrays(state), job.t, job.k))
+
+    def receive(self) -> Answer | None:
+        """The answer to the job, or None from a worker that died over it."""
+        try:
+            answer: Answer = self.pipe.recv()
+        except (EOFError, OSError):
+            return None
+        self.job = None
+        if isinstance(answer, Evaluated):
+            return answer._replace(personal=to_tensors(answer.personal))
+        if isinstance(answer, Trained):  # the slot is needed for the next job: copy the upload out of it
+            upload = trees.tree_map(torch.clone, to_tensors(read(answer.upload, self.slot)))
+            return answer._replace(upload=upload, state=to_tensors(answer.state))
+        return answer
+
+    def stop(self) -> int | None:
+        """End the process, whatever it is doing; its exit code (negative: the signal that killed it)."""
+        self.process.join(timeout=0 if self.process.is_alive() else 10)
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+        code: int | None = self.process.exitcode
+        return code
+
+
+def serve(federation: Federation, pipe: Connection, slot: Tensor) -> None:
+    """The life of a worker: take a job, do it, answer; end when the parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    torch.set_num_threads(1)
+    keep_memory()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while pipe in wait([pipe, parent.sentinel]):
+        try:
+            what, places, arrays, t, k = pipe.recv()
+            pipe.send(_answer(federation, what, read(places, slot), to_tensors(arrays), t, k, slot))
+        except (EOFError, OSError):
+            return
+
+
+def _answer(federation: Federation, what: str, message: Tree, state: Tree, t: int, k: int, slot: Tensor) -> Answer:
+    """Do one job; an update's upload is left in the slot if it fits (a valid one does: it has the message's size)."""
+    try:
+        if what == "evaluate":
+            evaluated = evaluate_client(federation, message, state, t, k)
+            return evaluated._replace(personal=to_arrays(evaluated.personal))
+        trained = update_client(federation, message, state, t, k)
+        fits = room(trained.upload) <= len(slot)
+        upload = write(trained.upload, slot) if fits else to_arrays(trained.upload)
+        return trained._replace(upload=upload, state=to_arrays(trained.state))
+    except Exception as error:  # whatever a client's code raises must not end the run
+        return f"{type(error).__name__}: {error}"
+
+
+class Processes:
+    """Runs clients in `workers` processes, with the bits of the serial engine.
+
+    A worker that dies is replaced and its client run once more; a client whose worker dies twice, or whose code raises,
+    is skipped in this round. The replies say so.
+    """
+
+    def __init__(self, federation: Federation, workers: int) -> None:
+        self.federation = federation
+        self.states: dict[int, Tree] = {}
+        self._staged: dict[int, Tree] = {}
+        self._size = workers
+        self._workers: list[Worker] = []
+
+    def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
+        """The clients' replies, in the order of the messages."""
+        self._staged = {}
+        for job, answer in self._map("update", messages, t):
+            if isinstance(answer, Trained):
+                self._staged[job.k] = answer.state
+                yield Reply.of(job.k, len(self.federation.clients[job.k].train.y), answer, job.deaths)
+            else:
+                yield Reply.failed(job.k, str(answer))
+
+    def accept(self, k: int) -> None:
+        """The server took client k's upload: keep the state that came with it."""
+        self.states[k] = self._staged.pop(k)
+
+    def evaluate(self, messages: Mapping[int, Tree], t: int) -> Iterator[Evaluation]:
+        """The clients' evaluations, in the order of the messages."""
+        for job, answer in self._map("evaluate", messages, t):
+            if isinstance(answer, Evaluated):
+                yield Evaluation(job.k, answer)
+            else:
+                yield Evaluation(job.k, None, str(answer))
+
+    def close(self) -> None:
+        """End all workers."""
+        while self._workers:
+            self._workers.pop().stop()
+
+    def _map(self, what: str, messages: Mapping[int, Tree], t: int) -> Iterator[tuple[Job, Answer]]:
+        jobs = deque(Job(place, what, k, t) for place, k in enumerate(messages))
+        answers: dict[int, tuple[Job, Answer]] = {}
+        self._hire(max(map(room, messages.values())), min(self._size, len(jobs)))
+        due = 0
+        try:
+            while due < len(messages):
+                # Run ahead of the consumer, but not so far that uploads pile up.
+                for worker in [worker for worker in self._workers if worker.job is None]:
+                    if jobs and jobs[0].place < due + 4 * self._size:
+                        job = jobs.popleft()
+                        worker.send(job, messages[job.k], self._state(job.k))
+                self._collect(jobs, answers)
+                while due in answers:
+                    yield answers.pop(due)
+                    due += 1
+        finally:  # left early: nobody waits for these answers any more
+            for worker in [worker for worker in self._workers if worker.job is not None]:
+                self._workers.remove(worker)
+                worker.stop()
+
+    def _collect(self, jobs: deque[Job], answers: dict[int, tuple[Job, Answer]]) -> None:
+        """Wait until some worker answers or dies; a dead one's job goes back to the front, or is given up."""
+        ready = wait([worker.pipe for worker in self._workers if worker.job is not None])
+        for i, worker in enumerate(self._workers):
+            if worker.pipe not in ready or worker.job is None:
+                continue
+            job, answer = worker.job, worker.receive()
+            if answer is None:
+                job = job._replace(deaths=(*job.deaths, f"its worker died (exit code {worker.stop()})"))
+                self._workers[i] = Worker(self.federation, len(worker.slot))
+                if len(job.deaths) < TRIES:
+                    jobs.appendleft(job)
+                    continue
+                answer = f"{job.deaths[-1]}, {TRIES} times"
+            answers[job.place] = (job, answer)
+
+    def _hire(self, capacity: int, number: int) -> None:
+        """At least this many workers, each with a block that holds a message."""
+        if self._workers and len(self._workers[0].slot) < capacity:
+            self.close()
+        while len(self._workers) < number:
+            self._workers.append(Worker(self.federation, max(capacity, 1)))
+
+    def _state(self, k: int) -> Tree:
+        return self.states[k] if k in self.states else fresh_state(self.federation, k)

@@ -1,0 +1,64 @@
+"""Trees in a block of shared memory: tensors lie in the block, their places travel."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrbpfl import trees
+from lrbpfl.trees import Tree
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in the block."""
+
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def room(tree: Tree) -> int:
+    """The bytes that `write` needs."""
+    return sum(_aligned(trees.nbytes(leaf)) for leaf in trees.leaves(tree))
+
+
+def write(tree: Tree, slot: Tensor) -> Tree:
+    """Copy the tensors into the block (bytes,), one after the other; a tree of their places."""
+    end = 0
+
+    def put(leaf: Tensor) -> Place:
+        nonlocal end
+        place = Place(offset=end, dtype=leaf.dtype, shape=tuple(leaf.shape))
+        _view(place, slot).copy_(leaf)
+        end += _aligned(trees.nbytes(leaf))
+        return place
+
+    return trees.tree_map(put, tree)
+
+
+def read(places: Tree, slot: Tensor) -> Tree:
+    """The tensors at these places, as views of the block; leaves that are no places stay as they are."""
+    return trees.tree_map(lambda leaf: _view(leaf, slot) if isinstance(leaf, Place) else leaf, places)
+
+
+def to_arrays(tree: Tree) -> Tree:
+    """The tree with NumPy arrays for tensors: plain bytes in a pipe, whatever the platform."""
+    return trees.tree_map(lambda leaf: leaf.numpy() if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def to_tensors(tree: Tree) -> Tree:
+    """The inverse of `to_arrays`."""
+    return trees.tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _view(place: Place, slot: Tensor) -> Tensor:
+    size = int(np.prod(place.shape)) * place.dtype.itemsize
+    return slot[place.offset : place.offset + size].view(place.dtype).view(place.shape)

@@ -1,0 +1,126 @@
+"""The unit of work that every engine runs: one client's update, one client's evaluation."""
+
+import ctypes
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lrbpfl import trees
+from lrbpfl.algorithms.protocol import Algorithm, Info, Task
+from lrbpfl.core.descent import Data
+from lrbpfl.metrics import Predictions, reduce
+from lrbpfl.rng import generator
+from lrbpfl.trees import Tree
+
+
+class ClientData(NamedTuple):
+    """What one client holds: it trains on `train` and is judged on `test`."""
+
+    name: str
+    train: Data
+    test: Data
+
+
+class Federation(NamedTuple):
+    """What stays the same during a run and is known wherever clients run."""
+
+    algorithm: Algorithm
+    task: Task
+    clients: tuple[ClientData, ...]
+    seed: int
+    device: str = "cpu"
+
+    def to_device(self, tree: Tree) -> Tree:
+        """The tree on the device where clients compute, in one memory layout: layout, too, can decide the last bit."""
+        return trees.tree_map(lambda leaf: leaf.to(self.device).contiguous(), tree)
+
+
+class Trained(NamedTuple):
+    """What a client's update leaves behind."""
+
+    upload: Tree
+    state: Tree
+    info: Info
+    seconds: float
+
+
+class Evaluated(NamedTuple):
+    """What a client's evaluation leaves behind; `personal` holds the tensors that its message does not hold already."""
+
+    predictions: Predictions
+    personal: dict[str, Tensor]
+    shared: dict[str, str]  # the other tensors of the personal model, by their names in the message
+    seconds: float
+
+
+def update_client(federation: Federation, message: Tree, state: Tree, t: int, k: int) -> Trained:
+    """Round t at client k."""
+    began = time.perf_counter()
+    algorithm, task, clients, seed, _ = federation
+    message, state, data = (federation.to_device(tree) for tree in (message, state, clients[k].train))
+    upload, state, info = algorithm.client_update(task, message, state, data, generator(seed, "update", t, k))
+    upload, state = (trees.tree_map(lambda leaf: leaf.cpu(), tree) for tree in (upload, state))
+    return Trained(upload=upload, state=state, info=info, seconds=time.perf_counter() - began)
+
+
+def evaluate_client(federation: Federation, message: Tree, state: Tree, t: int, k: int) -> Evaluated:
+    """Client k's own model after t rounds, judged on its own test data."""
+    began = time.perf_counter()
+    algorithm, task, clients, seed, _ = federation
+    message, state, train, test = (
+        federation.to_device(tree) for tree in (message, state, clients[k].train, clients[k].test)
+    )
+    personal = algorithm.personalise(task, message, state, train, generator(seed, "personalise", t, k))
+    samples = algorithm.predict(task, personal, test.x, generator(seed, "predict", t, k))
+    own, shared = _own_part(personal, message)
+    return Evaluated(
+        predictions=reduce(samples.cpu(), test.y.cpu()),
+        personal=own,
+        shared=shared,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def fresh_state(federation: Federation, k: int) -> Tree:
+    """The state of client k before it ever took part."""
+    return federation.algorithm.init_client(federation.task, generator(federation.seed, "client", k))
+
+
+def _own_part(personal: Tree, message: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Split a personal model into tensors of its own and names of tensors it took over from the message."""
+    sent = {leaf.data_ptr(): name for name, leaf in trees.named_leaves(message)}
+    own: dict[str, Tensor] = {}
+    shared: dict[str, str] = {}
+    for name, leaf in trees.named_leaves(personal):
+        if leaf.data_ptr() in sent:
+            shared[name] = sent[leaf.data_ptr()]
+        else:
+            own[name] = leaf.cpu()
+    return own, shared
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for everything inside: sums come out in one order, and so in the same bits, wherever they run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def keep_memory() -> None:
+    """Ask the C library to keep freed memory: a step frees and takes the same big blocks again and again.
+
+    Without it glibc hands them back to the kernel each time, and a twentieth of the time goes into page faults.
+    """
+    m_trim_threshold, m_mmap_threshold = -1, -3
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(m_mmap_threshold, 32 * 2**20)
+        mallopt(m_trim_threshold, 2**30)
