@@ -10,7 +10,7 @@ Address = str | int
 
 def _digest(seed: int, path: tuple[Address, ...]) -> int:
     """Sixty-four bits that depend on every part of the address and on nothing else."""
-    text = "/".join(map(repr, (seed, *path)))
+    text = "/".join(repr(part if isinstance(part, str) else int(part)) for part in (seed, *path))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

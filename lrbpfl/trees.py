@@ -34,7 +34,7 @@ def named_leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, tree
         return
     for name, child in children:
-        yield from named_leaves(child, f"{prefix}/{name}" if prefix else name)
+        yield from named_leaves(child, f"{prefix}/{name}" if prefix else str(name))
 
 
 def leaves(tree: Tree) -> list[Any]:

@@ -5,13 +5,13 @@ in the experiments of the LR-BPFL paper. Every client, seen or new, predicts wit
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
 from lrbpfl import trees
-from lrbpfl.algorithms.protocol import Info, Task, Update, log_label_prior
+from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update, log_label_prior
 from lrbpfl.core.descent import Data, Rate, batches, descend
 from lrbpfl.core.network import Params, init_params
 from lrbpfl.core.objective import nll, plain_logits, probabilities
@@ -24,13 +24,13 @@ class Personal(NamedTuple):
     log_prior: Tensor  # (classes,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class FedAvg:
     """The weighted mean of locally trained networks."""
 
-    local_steps: int = 20  # R, mini-batch steps a round; 20 in the LR-BPFL paper
-    lr: float = 0.1  # eta, plain SGD; 0.1 in the LR-BPFL paper
-    batch_size: int = 32  # B; 32 in the LR-BPFL paper
+    local_steps: Steps = 20  # R, mini-batch steps a round; 20 in the LR-BPFL paper
+    lr: NonNegative = 0.1  # eta, plain SGD; 0.1 in the LR-BPFL paper
+    batch_size: Count = 32  # B; 32 in the LR-BPFL paper
 
     def init_server(self, task: Task, rng: Generator) -> Params:
         """The network w_0."""

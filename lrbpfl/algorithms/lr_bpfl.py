@@ -8,13 +8,24 @@ and the prior mean follows the rank; the gate penalty is added to the free energ
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
 from lrbpfl import trees
-from lrbpfl.algorithms.protocol import Info, Task, Update, log_label_prior
+from lrbpfl.algorithms.protocol import (
+    STRICT,
+    Count,
+    Info,
+    NonNegative,
+    Positive,
+    Probability,
+    Steps,
+    Task,
+    Update,
+    log_label_prior,
+)
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data, OptimiserName, Rate, batches, descend
@@ -32,33 +43,33 @@ class Personal(NamedTuple):
     log_prior: Tensor  # (classes,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class LRBPFL:
     """One shared deterministic network W, and a private low-rank Bayesian mask at every client."""
 
-    max_rank: int = 2  # r_max; paper: 8
+    max_rank: Count = 2  # r_max; paper: 8
     adaptive_rank: bool = True  # train and prune the gates; off: every mask keeps r_max ranks
-    threshold: float = 0.95  # lambda-bar, Eq. (10); paper: 0.95
+    threshold: Probability = 0.95  # lambda-bar, Eq. (10); paper: 0.95
     gate_init: float = 3.5  # gamma at the start; paper: 3.5
-    gate_penalty: float = 0.1  # weight of sum lambda^2; paper: 0.1
-    prior_variance: float = 0.1  # of p(Q) and p(R); paper: 0.1
-    temperature: float = 1.0  # weight of the KL; paper: 1
+    gate_penalty: NonNegative = 0.1  # weight of sum lambda^2; paper: 0.1
+    prior_variance: Positive = 0.1  # of p(Q) and p(R); paper: 0.1
+    temperature: NonNegative = 1.0  # weight of the KL; paper: 1
     likelihood: Likelihood = "elbo"  # mean of logs (paper), or log of the mean over the C masks
-    samples: int = 2  # C in training; paper: 4
-    predict_samples: int = 4  # C at prediction; paper: 4
+    samples: Count = 2  # C in training; paper: 4
+    predict_samples: Count = 4  # C at prediction; paper: 4
     update: Literal["coordinate", "joint"] = "coordinate"  # masks first, then W (paper), or both at once (its ablation)
-    mask_steps: int = 10  # T_L, steps on (phi, psi, gamma) a round; paper: 20
-    model_steps: int = 20  # steps on W under the adapted mask; Algorithm 1: 1
-    adapt_steps: int = 20  # steps on the mask before a client predicts; paper: unspecified
-    batch_size: int = 32  # B; paper: 32
-    mask_lr: float = 0.01  # eta of phi, psi; paper: 0.01
-    adapt_lr: float = 0.01  # the same before a client predicts; paper: unspecified
-    gate_lr: float = 0.01  # eta of gamma; paper: 0.001
-    model_lr: float = 0.05  # eta of W; paper: 0.001
+    mask_steps: Steps = 10  # T_L, steps on (phi, psi, gamma) a round; paper: 20
+    model_steps: Steps = 20  # steps on W under the adapted mask; Algorithm 1: 1
+    adapt_steps: Steps = 20  # steps on the mask before a client predicts; paper: unspecified
+    batch_size: Count = 32  # B; paper: 32
+    mask_lr: NonNegative = 0.01  # eta of phi, psi; paper: 0.01
+    adapt_lr: NonNegative = 0.01  # the same before a client predicts; paper: unspecified
+    gate_lr: NonNegative = 0.01  # eta of gamma; paper: 0.001
+    model_lr: NonNegative = 0.05  # eta of W; paper: 0.001
     mask_optimiser: OptimiserName = "adam"  # of phi, psi and gamma; paper: gradient descent
     model_optimiser: OptimiserName = "sgd"  # of W; paper: gradient descent
-    init_spread: float = 0.1  # standard deviation of the initial means around 1 / sqrt(r_k); paper: unspecified
-    init_std: float = 0.05  # initial standard deviation of the posterior; paper: unspecified
+    init_spread: NonNegative = 0.1  # standard deviation of the initial means around 1 / sqrt(r_k); paper: unspecified
+    init_std: Positive = 0.05  # initial standard deviation of the posterior; paper: unspecified
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {

@@ -1,13 +1,23 @@
 """What an algorithm is: hyper-parameters and seven pure functions over explicit state."""
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import torch
+from annotated_types import Ge, Gt, Le
+from pydantic import ConfigDict
 from torch import Generator, Tensor, nn
 
 from lrbpfl.core.descent import Data
 from lrbpfl.trees import Tree
+
+# Fields of an algorithm are checked wherever they come from: Python, a file, the command line.
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Count = Annotated[int, Ge(1)]
+Steps = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Probability = Annotated[float, Ge(0), Le(1)]
 
 Info = dict[str, float]  # what a client tells about its training, for curves and progress; no algorithm reads it
 

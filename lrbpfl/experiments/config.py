@@ -1,0 +1,199 @@
+"""What a run is made of: one schema for TOML files, `--set section.key=value` and Python."""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lrbpfl.algorithms import ALGORITHMS
+from lrbpfl.algorithms.protocol import Algorithm
+from lrbpfl.data import PARTITIONS
+from lrbpfl.errors import BadInput
+from lrbpfl.models import MODELS
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A section of a configuration: unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class DataSection(Section):
+    """Which data, and who gets what."""
+
+    dataset: str = "digits"  # digits, cifar10, cifar100, or a folder of client-name.npz files
+    partition: str | None = None  # labels, dirichlet, size or natural; None: natural for a folder, labels otherwise
+    clients: Count = 10  # K; a natural partition brings its own
+    labels_per_client: Count = 2
+    balanced: bool = True  # a class is shared equally among its clients
+    alpha: float = 0.1  # of the Dirichlet partition
+    skew: float = 1.0  # of the sizes in the partition by size; 0: equal
+    train_fraction: float = 0.1
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the training part
+
+
+class FederationSection(Section):
+    """Who trains when, and what is judged."""
+
+    rounds: Count = 20  # T
+    cohort: Count = 5  # clients a round, tau K
+    seed: Annotated[int, Field(ge=0)] = 0
+    evaluate_every: Annotated[int, Field(ge=0)] = 5  # rounds; 0: after the last one only
+    evaluate_on: Literal["test", "validation"] = "test"
+    model: str = "auto"
+    label_prior: Annotated[float, Field(ge=0)] = 0.0  # epsilon of the clients' class frequencies; 0: off
+
+
+class EngineSection(Section):
+    """How it is computed; nothing here changes a number."""
+
+    kind: Literal["processes", "serial"] = "processes"
+    workers: Annotated[int, Field(ge=0)] = 0  # 0: one for each core
+    device: str = "cpu"
+
+
+S = TypeVar("S", bound=Section)
+SECTIONS: dict[str, type[Section]] = {"data": DataSection, "federation": FederationSection, "engine": EngineSection}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    data: DataSection
+    federation: FederationSection
+    engine: EngineSection
+    algorithm_name: str
+    algorithm: Algorithm
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """The configuration as nested tables of plain values, every default spelled out."""
+        fields = dataclasses.asdict(self.algorithm)
+        tables = {name: getattr(self, name).model_dump(exclude_none=True) for name in SECTIONS}
+        return {**tables, "algorithm": {"name": self.algorithm_name, **fields}}
+
+    def identity(self) -> dict[str, dict[str, Any]]:
+        """The tables that change a number: all but the engine's."""
+        return {name: table for name, table in self.tables().items() if name != "engine"}
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' (did you mean ...?)', or nothing if no known word is near."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def unknown(what: str, word: str, known: Iterable[str]) -> BadInput:
+    """The sentence about a name that does not exist."""
+    known = list(known)
+    return BadInput(f"unknown {what} {word!r}{nearest(word, known)}; known: {', '.join(known)}")
+
+
+def parse(tables: Mapping[str, Any]) -> Config:
+    """A checked configuration from nested tables."""
+    for name in tables:
+        if name not in (*SECTIONS, "algorithm"):
+            raise unknown("section", name, (*SECTIONS, "algorithm"))
+    fields = dict(_table("algorithm", tables.get("algorithm", {})))
+    full_name = fields.pop("name", "lr-bpfl")
+    config = Config(
+        data=_section("data", DataSection, tables),
+        federation=_section("federation", FederationSection, tables),
+        engine=_section("engine", EngineSection, tables),
+        algorithm_name=full_name,
+        algorithm=make_algorithm(full_name, fields),
+    )
+    _cross_check(config)
+    return config
+
+
+def make_algorithm(full_name: str, fields: Mapping[str, Any]) -> Algorithm:
+    """The algorithm called `name` or `name:preset`, with some fields set."""
+    name, _, preset = str(full_name).partition(":")
+    if name not in ALGORITHMS:
+        raise unknown("algorithm", name, ALGORITHMS)
+    kind = ALGORITHMS[name]
+    presets: dict[str, dict[str, Any]] = getattr(kind, "PRESETS", {})
+    if preset and preset not in presets:
+        raise unknown(f"preset of {name}", preset, presets)
+    try:
+        return kind(**{**presets.get(preset, {}), **fields})
+    except ValidationError as error:
+        known = [field.name for field in dataclasses.fields(kind)]
+        raise _explain("algorithm", error, known) from None
+
+
+def _section(name: str, model: type[S], tables: Mapping[str, Any]) -> S:
+    try:
+        return model(**_table(name, tables.get(name, {})))
+    except ValidationError as error:
+        raise _explain(name, error, model.model_fields) from None
+
+
+def _table(name: str, table: Any) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise BadInput(f"{name} is a section with keys, not the value {table!r}")
+    return table
+
+
+def _explain(section: str, error: ValidationError, known: Iterable[str]) -> BadInput:
+    """The first fault as one sentence."""
+    fault = error.errors()[0]
+    key = str(fault["loc"][0])
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return unknown(f"key of {section}", key, known)
+    message = fault["msg"][0].lower() + fault["msg"][1:]
+    return BadInput(f"{section}.{key} = {fault['input']!r}: {message}")
+
+
+def _cross_check(config: Config) -> None:
+    data, federation = config.data, config.federation
+    if data.partition is not None and data.partition not in PARTITIONS:
+        raise unknown("partition", data.partition, PARTITIONS)
+    if federation.model not in MODELS:
+        raise unknown("model", federation.model, MODELS)
+    if federation.evaluate_on == "validation" and data.validation_fraction == 0:
+        raise BadInput("federation.evaluate_on = 'validation' needs data.validation_fraction above 0")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise BadInput(f"there is no configuration file {path}") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read as TOML: {error}") from None
+
+
+def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """The tables with `section.key=value` settings on top; a value is read as TOML, or else as a string."""
+    result: dict[str, Any] = {name: dict(_table(name, table)) for name, table in tables.items()}
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        section, dot, key = path.strip().partition(".")
+        if not (equals and dot and section and key):
+            raise BadInput(f"--set {setting!r} is not of the form section.key=value, e.g. federation.rounds=40")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        result.setdefault(section, {})[key] = value
+    return result
+
+
+def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tables of plain values as TOML; a JSON string, number, boolean or list is a TOML one."""
+    blocks = []
+    for name, table in tables.items():
+        lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+        blocks.append("\n".join([f"[{name}]", *lines]))
+    return "\n\n".join(blocks) + "\n"

@@ -1,0 +1,169 @@
+"""Run a configuration into a directory, and go on with one that was cut off."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save
+
+from lrbpfl import trees
+from lrbpfl.engines.loop import Evaluation, Round, federate
+from lrbpfl.engines.work import Evaluated, Federation, fresh_state
+from lrbpfl.experiments.build import build_engine, build_federation
+from lrbpfl.experiments.config import Config
+from lrbpfl.experiments.store import Run, write_file
+from lrbpfl.metrics import Predictions, scores, summarise
+from lrbpfl.rng import generator
+from lrbpfl.trees import Tree
+
+SCORES = (  # what summary.json holds of `summarise`
+    "accuracy", "accuracy_mean", "accuracy_worst", "nll", "nll_worst", "brier", "ece_pooled", "ece_pooled_floor",
+    "ece_pooled_debiased", "ece_pooled_low", "ece_pooled_high", "mce_pooled", "ece_mean", "ece_worst",
+    "ece_worst_decile", "ece_floor_mean", "ece_floor_worst", "ece_debiased_mean", "total", "aleatoric", "epistemic",
+    "clients", "examples",
+)  # fmt: skip
+
+
+class Progress(NamedTuple):
+    """What a front end hears while a run goes on."""
+
+    client: Callable[[str, int, int], None] = lambda what, t, k: None  # "update" or "evaluate", round, client
+    round: Callable[[Round, Mapping[str, float]], None] = lambda round, pooled: None  # pooled scores, if judged
+
+
+def start(config: Config, path: Path, federation: Federation, progress: Progress) -> dict[str, Any]:
+    """A new run; its summary."""
+    return _go(Run.create(path, config), config, federation, progress)
+
+
+def resume(path: Path, progress: Progress, *, loading: bool = False) -> dict[str, Any]:
+    """Go on with a run that was cut off, to the bits it would have had; a finished one only tells its summary."""
+    run, config = Run.open(path)
+    if (path / "summary.json").exists():
+        return read_summary(path)
+    return _go(run, config, build_federation(config, progress=loading), progress)
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The summary of a finished run."""
+    summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
+    return summary
+
+
+def _go(run: Run, config: Config, federation: Federation, progress: Progress) -> dict[str, Any]:
+    algorithm, task, clients, seed, _ = federation
+    template = algorithm.init_server(task, generator(seed, "server"))
+    checkpoint = run.load_checkpoint(config, template, {k: fresh_state(federation, k) for k in range(len(clients))})
+    run.rewind(checkpoint)
+    engine = build_engine(config, federation)
+    if checkpoint:
+        engine.states.update(checkpoint.states)
+    try:
+        for round in federate(
+            engine,
+            rounds=config.federation.rounds,
+            cohort=config.federation.cohort,
+            evaluate_every=config.federation.evaluate_every,
+            start=(checkpoint.rounds, checkpoint.server) if checkpoint else None,
+            observe=progress.client,
+        ):
+            pooled = _record(run, config, round)
+            if round.t + 1 == config.federation.rounds:
+                _save_results(run, federation, round)
+            run.save_checkpoint(config, round.t + 1, round.server, {k: engine.states[k] for k in round.accepted})
+            progress.round(round, pooled)
+    finally:
+        engine.close()
+    return _summarise(run, config, round, pooled)
+
+
+def _record(run: Run, config: Config, round: Round) -> dict[str, float]:
+    """Write a round into the record; its pooled scores, if it was judged."""
+    predictions = {k: e.result.predictions for k, e in round.evaluations.items() if e.result}
+    per_client = {k: scores(p, seed=config.federation.seed, path=(k,)) for k, p in predictions.items()}
+    pooled = summarise(predictions, per_client, seed=config.federation.seed) if predictions else {}
+    run.record(_lines(round, per_client, pooled))
+    return pooled
+
+
+def _lines(
+    round: Round, per_client: Mapping[int, Mapping[str, float]], pooled: Mapping[str, float]
+) -> Iterator[dict[str, Any]]:
+    """One line per client and metric is the primary record; lines without a client are about the whole round."""
+    number = round.t + 1
+    for k, reason in {**round.retried, **round.failures}.items():
+        yield {"round": number, "client": k, "event": "skipped" if k in round.failures else "retried", "reason": reason}
+    for k, evaluation in round.evaluations.items():
+        if evaluation.failure:
+            yield {"round": number, "client": k, "event": "not judged", "reason": evaluation.failure}
+    for table in (round.infos, per_client):
+        for k, values in table.items():
+            for metric, value in values.items():
+                yield {"round": number, "client": k, "metric": metric, "value": value}
+    whole = {"bytes_down": round.bytes_down, "bytes_up": round.bytes_up, "seconds": round.seconds, **pooled}
+    for metric, value in whole.items():
+        yield {"round": number, "metric": metric, "value": value}
+
+
+def _save_results(run: Run, federation: Federation, round: Round) -> None:
+    """The last round's predictions, and every client's own model as far as it is its own."""
+    results = {k: e.result for k, e in round.evaluations.items() if e.result}
+    write_file(run.path / "predictions.safetensors", save(_stacked(results)))
+    shared: dict[str, torch.Tensor] = {}
+    for k, result in results.items():
+        message = dict(trees.named_leaves(federation.algorithm.broadcast(federation.task, round.server, k)))
+        common = {name: sent for name, sent in result.shared.items() if _same(shared, sent, message[sent])}
+        own = {name: message[sent] for name, sent in result.shared.items() if name not in common}
+        run.save_personal(k, {**result.personal, **own}, common)
+    write_file(run.path / "shared.safetensors", save(shared))
+
+
+def _same(shared: dict[str, torch.Tensor], name: str, leaf: torch.Tensor) -> bool:
+    """Whether this tensor of a message is the one all clients share under this name."""
+    return shared.setdefault(name, leaf) is leaf
+
+
+def _stacked(results: Mapping[int, Evaluated]) -> dict[str, torch.Tensor]:
+    """Everybody's predictions as one table: client, label, mean probabilities, total and aleatoric uncertainty."""
+
+    def rows(field: Callable[[int, Predictions], Any]) -> torch.Tensor:
+        return torch.cat([torch.as_tensor(field(k, result.predictions)) for k, result in results.items()])
+
+    return {
+        "client": rows(lambda k, p: torch.full((len(p.y),), k)),
+        "y": rows(lambda k, p: p.y),
+        "probs": rows(lambda k, p: p.probs).float(),
+        "total": rows(lambda k, p: p.total).float(),
+        "aleatoric": rows(lambda k, p: p.aleatoric).float(),
+    }
+
+
+def _summarise(run: Run, config: Config, last: Round, pooled: Mapping[str, float]) -> dict[str, Any]:
+    """Write summary.json, the last thing a run does: {algorithm: scores and costs}."""
+    record = run.read_record()
+
+    def total(metric: str) -> float:
+        return sum(float(line["value"]) for line in record if line.get("metric") == metric and "client" not in line)
+
+    summary = {name: pooled[name] for name in SCORES if name in pooled}
+    summary |= {name: total(name) for name in ("bytes_up", "bytes_down", "seconds")}
+    summary |= _sizes(last.evaluations, last.server)
+    summary["events"] = sum("event" in line for line in record)
+    what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"
+    whole = {config.algorithm_name: {**summary, "evaluated": what}}
+    write_file(run.path / "summary.json", (json.dumps(whole, indent=2) + "\n").encode())
+    return whole
+
+
+def _sizes(evaluations: Mapping[int, Evaluation], server: Tree) -> dict[str, int]:
+    """Numbers in the server's state, and in the largest personal model (shared part included)."""
+    named = dict(trees.named_leaves(server))
+
+    def size(result: Evaluated) -> int:
+        taken_over: int = sum(named[name].numel() for name in set(result.shared.values()) if name in named)
+        return trees.count(result.personal) + taken_over
+
+    sizes = [size(e.result) for e in evaluations.values() if e.result]
+    return {"parameters": max(sizes, default=0), "parameters_server": trees.count(server)}

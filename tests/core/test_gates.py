@@ -1,0 +1,85 @@
+"""Gates: their values, their pruning, and that what is closed stays closed."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lrbpfl.core import gates as gating
+from lrbpfl.core.descent import Data, OptimiserName, Rate, descend
+
+NO_DATA = Data(x=torch.zeros(0), y=torch.zeros(0))
+
+
+def test_initial_values() -> None:
+    gamma = gating.init(4, 3.5)
+    assert gating.gates(gamma).tolist() == [1.0, *[pytest.approx(1 / (1 + math.exp(-3.5)))] * 3]
+    assert gating.gates(gamma)[1].item() == pytest.approx(0.9707, abs=5e-5)
+
+
+def test_one_rank_is_the_first() -> None:
+    assert gating.gates(gating.init(1, 3.5)).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("off", [-1e-4, 1e-4])
+def test_the_threshold_is_log_19(off: float) -> None:
+    gamma = gating.prune(torch.tensor([math.inf, math.log(19) + off]), 0.95)
+    assert gating.rank(gamma) == (2 if off > 0 else 1)
+    assert gating.gates(gamma)[1].item() == (pytest.approx(0.95, abs=1e-4) if off > 0 else 0.0)
+
+
+def test_a_gate_at_the_threshold_stays() -> None:
+    assert gating.rank(gating.prune(torch.tensor([math.inf, 0.0, -1e-3]), 0.5)) == 2
+
+
+def test_pruning_leaves_open_gates_and_its_argument_alone() -> None:
+    gamma = torch.tensor([math.inf, 3.5, 1.0, 7.25, -math.inf])
+    before = gamma.clone()
+    assert gating.prune(gamma, 0.95).tolist() == [math.inf, 3.5, -math.inf, 7.25, -math.inf]
+    assert torch.equal(gamma, before)
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.95, 1.0])
+def test_the_first_gate_is_never_pruned(threshold: float) -> None:
+    gamma = gating.prune(gating.init(3, -5.0), threshold)
+    assert gating.is_open(gamma).tolist() == [True, False, False] and gating.gates(gamma)[0] == 1
+
+
+def test_rank_counts_open_gates_not_large_ones() -> None:
+    gamma = torch.tensor([math.inf, -20.0, 3.5, -math.inf, -math.inf])
+    assert gating.rank(gamma) == 3
+    assert gating.is_open(gamma).tolist() == [True, True, True, False, False]
+
+
+def test_gradients_are_zero_at_both_ends_and_right_between() -> None:
+    gamma = torch.tensor([math.inf, 0.7, -math.inf], requires_grad=True)
+    (gradient,) = torch.autograd.grad((gating.gates(gamma) * torch.tensor([5.0, 2.0, 3.0])).sum(), gamma)
+    value = 1 / (1 + math.exp(-0.7))
+    assert gradient.tolist() == [0.0, pytest.approx(2 * value * (1 - value)), 0.0]
+
+
+def test_the_penalty_by_hand() -> None:
+    gamma = torch.tensor([math.inf, 3.5, 0.0, -math.inf], dtype=torch.float64, requires_grad=True)
+    penalty = gating.penalty(gamma)
+    assert penalty.item() == pytest.approx((1 / (1 + math.exp(-3.5))) ** 2 + 0.25)
+    (gradient,) = torch.autograd.grad(0.1 * penalty, gamma)
+    assert gradient[1].item() == pytest.approx(0.0055, abs=1e-4)  # 0.2 lambda^2 (1 - lambda) at gamma = 3.5
+    assert gradient[0] == gradient[3] == 0
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_the_ends_survive_training(optimiser: OptimiserName) -> None:
+    """Closed gates stay closed and the first stays open, though the objective pulls at both."""
+    gamma = torch.tensor([math.inf, 3.5, -math.inf, -math.inf])
+    seen: list[Tensor] = []
+
+    def F(gamma: Tensor, batch: Data) -> Tensor:
+        gamma.register_hook(lambda gradient: seen.append(gradient.clone()))
+        lam = gating.gates(gamma)
+        return 3 * lam[0] - 5 * lam[2:].sum() + gating.penalty(gamma)
+
+    (after,), _ = descend(F, (gamma,), [NO_DATA] * 25, (Rate(optimiser, 0.1),))
+    assert len(seen) == 25 and all(bool(torch.isfinite(gradient).all()) for gradient in seen)
+    assert after[[0, 2, 3]].tolist() == [math.inf, -math.inf, -math.inf]
+    assert math.isfinite(after[1]) and after[1] < 3.5

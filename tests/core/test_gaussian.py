@@ -1,0 +1,78 @@
+"""Factorised Gaussians against torch.distributions and Monte Carlo."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Normal, kl_divergence
+
+from lrbpfl.core.gaussian import Gaussian, gaussian, kl, sample, std
+from lrbpfl.rng import generator
+
+
+def random(*shape: int, name: str = "q") -> Gaussian:
+    rng = generator(0, name)
+    return Gaussian(*torch.randn(2, *shape, generator=rng, dtype=torch.float64).unbind())
+
+
+def normal(q: Gaussian) -> Normal:
+    return Normal(q.mean, torch.log1p(torch.exp(q.rho)))
+
+
+def double(mean: float) -> Tensor:
+    return torch.tensor(mean, dtype=torch.float64)
+
+
+def test_kl_matches_torch() -> None:
+    q, p = random(5, 3), random(5, 3, name="p")
+    torch.testing.assert_close(kl(q, p=p), kl_divergence(normal(q), normal(p)).sum())
+
+
+def test_the_prior_broadcasts_and_every_element_of_q_counts() -> None:
+    q, p = random(5, 3), gaussian(double(0.5), 0.3)
+    torch.testing.assert_close(kl(q, p=p), kl_divergence(normal(q), normal(p)).sum())
+
+
+def test_kl_matches_monte_carlo() -> None:
+    q, p = random(1), random(1, name="p")
+    draws = sample(q, torch.randn(400_000, 1, generator=generator(0, "noise"), dtype=torch.float64))
+    log_ratio = normal(q).log_prob(draws) - normal(p).log_prob(draws)
+    error = log_ratio.std() / len(draws) ** 0.5
+    assert abs(log_ratio.mean() - kl(q, p=p)) < 4 * error
+    assert error < 0.01 * kl(q, p=p)
+
+
+def test_kl_is_zero_at_the_prior_and_nowhere_else() -> None:
+    q = random(4)
+    assert kl(q, p=q).item() == pytest.approx(0, abs=1e-14)
+    assert kl(Gaussian(q.mean + 1e-3, q.rho), p=q) > 1e-8
+    assert kl(Gaussian(q.mean, q.rho + 1e-3), p=q) > 1e-8
+
+
+def test_the_direction_matters() -> None:
+    narrow, wide = gaussian(double(0.0), 0.1), gaussian(double(0.0), 1.0)
+    assert kl(narrow, p=wide).item() == pytest.approx(2.302585 + 0.005 - 0.5, rel=1e-5)
+    assert kl(wide, p=narrow).item() == pytest.approx(-2.302585 + 50 - 0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [1e-6, 0.05, 0.1**0.5, 1.0, 20.0])
+def test_the_std_comes_back(value: float) -> None:
+    torch.testing.assert_close(std(gaussian(torch.zeros(3), value)), torch.full((3,), value))
+    assert std(gaussian(double(0.0), value)).item() == pytest.approx(value, rel=1e-9)
+
+
+def test_the_mean_comes_back() -> None:
+    mean = torch.randn(4, 2)
+    assert torch.equal(gaussian(mean, 0.1).mean, mean) and gaussian(mean, 0.1).rho.shape == mean.shape
+    assert gaussian(0.25, 0.1).mean.item() == 0.25
+
+
+def test_sample_moments() -> None:
+    q = gaussian(torch.tensor([-1.0, 0.0, 2.0]), 0.5)
+    draws = sample(q, torch.randn(200_000, 3, generator=generator(0, "noise")))
+    torch.testing.assert_close(draws.mean(0), q.mean, atol=5 * 0.5 / 200_000**0.5, rtol=0)
+    torch.testing.assert_close(draws.std(0), torch.full((3,), 0.5), atol=0.005, rtol=0)
+
+
+def test_sample_is_mean_plus_std_times_noise() -> None:
+    q, noise = random(3), torch.tensor([0.0, 1.0, -2.0], dtype=torch.float64)
+    torch.testing.assert_close((sample(q, noise) - q.mean) / torch.log1p(torch.exp(q.rho)), noise)

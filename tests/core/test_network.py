@@ -1,0 +1,253 @@
+"""Any module as a function: which layers take masks, what is refused, and that the module never changes."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lrbpfl import trees
+from lrbpfl.core import masks as masking
+from lrbpfl.core.network import Layer, check, forward, init_params, inputs, maskable
+from lrbpfl.core.objective import mask_logits
+from lrbpfl.errors import BadInput
+from lrbpfl.models import cnn
+from lrbpfl.rng import generator
+
+
+class Residual(nn.Module):
+    """A small residual network with group normalisation and a depthwise convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 8)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.depthwise(torch.relu(self.norm(x)))
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+class Transformer(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, dropout=dropout, batch_first=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.encoder(self.embed(x)).mean(1))
+        return logits
+
+
+class Tied(nn.Module):
+    """One weight under two names, and one module used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+        self.again = self.a
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.again(self.b(self.a(x)))
+        return logits
+
+
+def test_layers_of_the_cnn() -> None:
+    assert maskable(cnn(10)) == {
+        "conv1.weight": Layer(32, 3),
+        "conv2.weight": Layer(64, 32),
+        "conv3.weight": Layer(128, 64),
+        "fc1.weight": Layer(512, 2048),
+        "fc2.weight": Layer(256, 512),
+        "fc3.weight": Layer(10, 256),
+    }
+
+
+def test_layers_of_a_residual_network() -> None:
+    assert maskable(Residual()) == {
+        "stem.weight": Layer(8, 3),
+        "depthwise.weight": Layer(8, 8, groups=8),
+        "head.weight": Layer(5, 8),
+    }
+
+
+def test_layers_of_a_transformer() -> None:
+    assert maskable(Transformer()) == {
+        "embed.weight": Layer(8, 3),
+        "encoder.self_attn.out_proj.weight": Layer(8, 8),
+        "encoder.linear1.weight": Layer(16, 8),
+        "encoder.linear2.weight": Layer(8, 16),
+        "head.weight": Layer(5, 8),
+    }
+
+
+def test_tied_weights_take_one_mask() -> None:
+    assert maskable(Tied()) == {"a.weight": Layer(4, 4)}
+
+
+def test_a_bare_layer_is_a_model() -> None:
+    assert maskable(nn.Linear(3, 2)) == {"weight": Layer(2, 3)}
+
+
+def test_computed_weights_are_left_alone() -> None:
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
+    assert maskable(nn.Sequential(normed, nn.Linear(4, 2))) == {"1.weight": Layer(2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [(Residual(), (2, 3, 6, 6)), (Transformer(), (2, 7, 3)), (Tied(), (2, 4))], ids=str
+)
+def test_every_layer_feels_its_mask(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Halving the mean of one layer's factors changes the logits, and only this layer's mask can do it."""
+    W, x = init_params(model, generator(0, "W")), torch.randn(shape, generator=generator(0, "x"))
+    gates = {name: torch.full((1,), torch.inf) for name in maskable(model)}
+    masks = masking.init(maskable(model), gates, spread=0.0, std=1e-8, rng=generator(0))
+    noise = masking.draw(masks, 1, generator(0, "noise"))
+    plain = mask_logits(model, W, masks, gates, noise, x)
+    torch.testing.assert_close(plain[0], forward(model, W, x))
+    for name, mask in masks.items():
+        halved = masks | {name: mask._replace(Q=mask.Q._replace(mean=mask.Q.mean / 2))}
+        other = mask_logits(model, W, halved, gates, noise, x)
+        assert not torch.allclose(other, plain, atol=1e-4)
+        torch.testing.assert_close(other[0], forward(model, W | {name: W[name] / 2}, x))
+
+
+def with_layer(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), layer)
+
+
+REFUSED = {
+    "batch norm 1d": (nn.BatchNorm1d(4), "BatchNorm1d", "GroupNorm"),
+    "batch norm 2d": (nn.BatchNorm2d(4), "BatchNorm2d", "GroupNorm"),
+    "batch norm 3d": (nn.BatchNorm3d(4), "BatchNorm3d", "LayerNorm"),
+    "stateless batch norm": (nn.BatchNorm2d(4, track_running_stats=False), "BatchNorm2d", "GroupNorm"),
+    "synchronised batch norm": (nn.SyncBatchNorm(4), "SyncBatchNorm", "GroupNorm"),
+    "instance norm with statistics": (nn.InstanceNorm2d(4, track_running_stats=True), "InstanceNorm2d", "GroupNorm"),
+    "dropout": (nn.Dropout(0.3), "Dropout", "0.3"),
+    "dropout of channels": (nn.Dropout2d(0.3), "Dropout2d", "set it to 0"),
+    "alpha dropout": (nn.AlphaDropout(0.3), "AlphaDropout", "set it to 0"),
+    "attention": (nn.MultiheadAttention(4, 2, dropout=0.2), "MultiheadAttention", "0.2"),
+    "recurrent": (nn.LSTM(4, 4, num_layers=2, dropout=0.2), "LSTM", "0.2"),
+    "gated": (nn.GRU(4, 4, num_layers=2, dropout=0.2), "GRU", "0.2"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_the_layer_and_the_way_out(case: str) -> None:
+    layer, kind, advice = REFUSED[case]
+    with pytest.raises(BadInput) as caught:
+        check(with_layer(layer))
+    sentence = str(caught.value)
+    assert "layer '1'" in sentence and f"({kind})" in sentence and advice in sentence and "\n" not in sentence
+
+
+def test_nested_layers_are_named_in_full() -> None:
+    with pytest.raises(BadInput, match=r"'encoder\.self_attn'.*0\.1"):
+        check(Transformer(dropout=0.1))
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(), nn.ReLU(), nn.Embedding(3, 4), nn.GroupNorm(2, 4)], ids=str)
+def test_a_model_without_a_layer_to_mask_is_refused(model: nn.Module) -> None:
+    with pytest.raises(BadInput, match="no Linear or Conv"):
+        check(model)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.GroupNorm(2, 4),
+        nn.LayerNorm(4),
+        nn.InstanceNorm2d(4),
+        nn.Dropout(0.0),
+        nn.MultiheadAttention(4, 2),
+        nn.LSTM(4, 4, num_layers=2),
+    ],
+    ids=str,
+)
+def test_what_keeps_every_promise_is_accepted(layer: nn.Module) -> None:
+    check(with_layer(layer))
+
+
+@pytest.mark.parametrize("model", [cnn(10), Residual(), Transformer(), Tied()], ids=lambda m: type(m).__name__)
+def test_ordinary_models_are_accepted(model: nn.Module) -> None:
+    check(model)
+
+
+def test_forward_uses_the_given_parameters_and_leaves_the_module_alone() -> None:
+    model = Residual()
+    before, own = trees.tree_map(torch.clone, dict(model.state_dict())), dict(model.named_parameters())
+    W, x = init_params(model, generator(0, "W")), torch.randn(2, 3, 6, 6, generator=generator(0, "x"))
+    logits = forward(model, W, x)
+    assert trees.equal(dict(model.state_dict()), before)
+    assert all(p is own[name] and p.grad is None for name, p in model.named_parameters())
+    other = Residual()
+    other.load_state_dict(W)
+    torch.testing.assert_close(logits, other(x))
+    assert not torch.allclose(logits, model(x))
+
+
+def test_images_are_scaled() -> None:
+    x = torch.tensor([0, 51, 255], dtype=torch.uint8)
+    assert inputs(x).dtype == torch.float32
+    torch.testing.assert_close(inputs(x), torch.tensor([-1.0, -0.6, 1.0]))
+    assert inputs(x)[0] == -1 and inputs(x)[2] == 1
+
+
+def test_other_inputs_stay() -> None:
+    for x in (torch.randn(2, 3), torch.randn(2, 3, 4, 4), torch.arange(4), torch.randn(2, dtype=torch.float64)):
+        assert trees.equal(inputs(x), x)
+    tokens = torch.arange(4)
+    assert inputs(tokens) is tokens
+
+
+def test_the_layout_in_memory_changes_no_value() -> None:
+    images = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
+    assert torch.equal(inputs(images), images.float() / 127.5 - 1)
+
+
+def test_fresh_parameters_are_decided_by_the_generator() -> None:
+    model = Residual()
+    first = init_params(model, generator(0))
+    for p in model.parameters():
+        nn.init.constant_(p, 7.0)
+    again, other = init_params(model, generator(0)), init_params(model, generator(1))
+    for name in first:
+        drawn = name.removesuffix("weight") in ("stem.", "depthwise.", "head.")
+        assert torch.equal(first[name], again[name]) is (drawn or name.endswith(("stem.bias", "head.bias")))
+        assert not (drawn and torch.equal(first[name], other[name]))
+
+
+def test_fresh_weights_are_kaiming_and_biases_zero() -> None:
+    model = cnn(10)
+    W = init_params(model, generator(0))
+    assert W.keys() == dict(model.named_parameters()).keys()
+    for name, p in W.items():
+        if name.endswith("bias"):
+            assert not p.any()
+        else:
+            fan_in = p[0].numel()
+            assert p.var().item() == pytest.approx(2 / fan_in, rel=5 * (2 / p.numel()) ** 0.5)
+            assert abs(p.mean()) < 4 * (2 / fan_in / p.numel()) ** 0.5
+
+
+def test_a_grouped_convolution_counts_its_own_inputs() -> None:
+    model = nn.Conv2d(64, 640, 3, groups=64)
+    assert init_params(model, generator(0))["weight"].var().item() == pytest.approx(2 / 9, rel=0.1)
+
+
+def test_other_parameters_keep_the_templates_values() -> None:
+    model = Residual()
+    nn.init.constant_(model.norm.weight, 3.0)
+    assert bool((init_params(model, generator(0))["norm.weight"] == 3).all())
+
+
+def test_pretrained_parameters_are_the_templates() -> None:
+    model = cnn(10)
+    own = dict(model.named_parameters())
+    W = init_params(model, generator(0), pretrained=True)
+    assert trees.equal(W, own)
+    assert all(not p.requires_grad and p.data_ptr() != own[name].data_ptr() for name, p in W.items())
