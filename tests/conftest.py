@@ -12,6 +12,7 @@ from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data
 from lrbpfl.rng import generator
 
+torch.manual_seed(0)  # of the modules that test files build when they are imported
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 
@@ -42,6 +43,11 @@ def skewed(k: int, n: int, *path: str | int) -> Data:
     shares = torch.full((CLASSES,), 0.05)
     shares[[k % CLASSES, (k + 1) % CLASSES]] = 0.45
     return blobs(torch.multinomial(shares, n, replacement=True, generator=generator(0, "labels", *path)), "x", *path)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,16 @@
-"""The paper's CNN: its size, and its order of operations."""
+"""The paper's CNN: its size and its order of operations; and what every model promises."""
+
+import re
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as nnf
 
 from lrbpfl import trees
-from lrbpfl.core.network import maskable
-from lrbpfl.models import cnn
+from lrbpfl.core.network import check, maskable
+from lrbpfl.errors import BadInput
+from lrbpfl.models import MODELS, cnn
 from lrbpfl.rng import generator
 
 SIZES = {"conv1": 896, "conv2": 18_496, "conv3": 73_856, "fc1": 1_049_088, "fc2": 131_328}
@@ -52,7 +55,29 @@ def test_pooling_first_changes_neither_outputs_nor_gradients() -> None:
         assert bool(a.abs().sum() > 0)
 
 
-def test_other_channels() -> None:
-    model = cnn(3, channels=1)
-    assert isinstance(model, nn.Sequential)
-    assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (1, 28, 28), (4, 17, 9)], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_takes_masks_and_images_of_any_size(name: str, shape: tuple[int, ...]) -> None:
+    model = MODELS[name](7, shape)
+    check(model)
+    assert model(torch.zeros(2, *shape)).shape == (2, 7)
+
+
+def test_vectors_go_to_the_mlp() -> None:
+    for model in (MODELS["mlp"](3, (5,)), MODELS["auto"](3, (5,))):
+        check(model)
+        assert list(maskable(model)) == ["fc1.weight", "fc2.weight", "fc3.weight"]
+        assert model(torch.zeros(2, 5)).shape == (2, 3)
+
+
+def test_auto_is_the_paper_for_images_and_an_mlp_for_small_ones() -> None:
+    assert trees.count(dict(MODELS["auto"](10, (3, 32, 32)).named_parameters())) == 1_276_234
+    assert list(maskable(MODELS["auto"](10, (1, 15, 32)))) == ["fc1.weight", "fc2.weight", "fc3.weight"]
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 7, 32), (3, 32, 7), (32, 32)], ids=str)
+@pytest.mark.parametrize("name", ["cnn", "resnet"])
+def test_what_is_no_image_is_refused(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(BadInput, match=re.escape(f"'{name}'")) as caught:
+        MODELS[name](10, shape)
+    assert str(shape) in str(caught.value)

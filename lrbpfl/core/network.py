@@ -85,5 +85,18 @@ def inputs(x: Tensor) -> Tensor:
 
 def forward(model: nn.Module, params: Params, x: Tensor) -> Tensor:
     """Logits (batch, classes) of the model with these parameters; the module itself is never changed."""
-    logits: Tensor = functional_call(model, params, (inputs(x),))
+    logits: Tensor = functional_call(model, _places(model, params), (inputs(x),), tie_weights=False)
     return logits
+
+
+def _places(model: nn.Module, params: Params) -> Params:
+    """The parameters at every place that holds one, each place once.
+
+    Left to itself, torch visits a layer once for each of its names and, leaving, puts back the wrong tensor.
+    """
+    first = {id(p): name for name, p in model.named_parameters()}
+    return {
+        f"{layer}.{name}" if layer else name: params[first[id(p)]]
+        for layer, module in model.named_modules()
+        for name, p in module.named_parameters(recurse=False, remove_duplicate=False)
+    }

@@ -101,11 +101,11 @@ def _digits(root: Path | None, progress: bool) -> Dataset:
 
 def _cifar(name: str, archive: cifar.Archive, root: Path | None, progress: bool) -> Dataset:
     """60,000 photographs, (3, 32, 32) uint8: the 50,000 official training images, then the 10,000 test images."""
-    x, y = cifar.read(archive, root or _default_root(), progress=progress)
+    x, y = cifar.read(archive, root or default_root(), progress=progress)
     return Dataset(name=name, x=x, y=y, num_classes=archive.num_classes)
 
 
-def _default_root() -> Path:
+def default_root() -> Path:
     """``$LRBPFL_DATA``, else the user's cache directory."""
     if chosen := os.environ.get("LRBPFL_DATA"):
         return Path(chosen).expanduser()

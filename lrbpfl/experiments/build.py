@@ -52,7 +52,12 @@ def build_engine(config: Config, federation: Federation) -> Engine:
     """The engine the configuration asks for."""
     if config.engine.kind == "serial":
         return Serial(federation)
-    return Processes(federation, config.engine.workers or len(os.sched_getaffinity(0)))
+    return Processes(federation, config.engine.workers or cores())
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def deal(dataset: Dataset, config: DataSection, seed: int) -> dict[str, Split]:

@@ -1,5 +1,6 @@
 """What a run is made of: one schema for TOML files, `--set section.key=value` and Python."""
 
+import copy
 import dataclasses
 import difflib
 import json
@@ -176,17 +177,20 @@ def read(path: Path) -> dict[str, Any]:
 
 def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
     """The tables with `section.key=value` settings on top; a value is read as TOML, or else as a string."""
-    result: dict[str, Any] = {name: dict(_table(name, table)) for name, table in tables.items()}
+    result: dict[str, Any] = copy.deepcopy(dict(tables))
     for setting in settings:
         path, equals, text = setting.partition("=")
-        section, dot, key = path.strip().partition(".")
-        if not (equals and dot and section and key):
+        *sections, key = path.strip().split(".")
+        if not (equals and sections and key and all(sections)):
             raise BadInput(f"--set {setting!r} is not of the form section.key=value, e.g. federation.rounds=40")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
-        result.setdefault(section, {})[key] = value
+        table = result
+        for section in sections:
+            table = _table(section, table.setdefault(section, {}))
+        table[key] = value
     return result
 
 

@@ -56,6 +56,10 @@ class Tied(nn.Module):
         return logits
 
 
+def kind(value: object) -> str:
+    return type(value).__name__ if isinstance(value, nn.Module) else ""
+
+
 def test_layers_of_the_cnn() -> None:
     assert maskable(cnn(10)) == {
         "conv1.weight": Layer(32, 3),
@@ -99,7 +103,7 @@ def test_computed_weights_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "shape"), [(Residual(), (2, 3, 6, 6)), (Transformer(), (2, 7, 3)), (Tied(), (2, 4))], ids=str
+    ("model", "shape"), [(Residual(), (2, 3, 6, 6)), (Transformer(), (2, 7, 3)), (Tied(), (2, 4))], ids=kind
 )
 def test_every_layer_feels_its_mask(model: nn.Module, shape: tuple[int, ...]) -> None:
     """Halving the mean of one layer's factors changes the logits, and only this layer's mask can do it."""
@@ -150,7 +154,7 @@ def test_nested_layers_are_named_in_full() -> None:
         check(Transformer(dropout=0.1))
 
 
-@pytest.mark.parametrize("model", [nn.Sequential(), nn.ReLU(), nn.Embedding(3, 4), nn.GroupNorm(2, 4)], ids=str)
+@pytest.mark.parametrize("model", [nn.Sequential(), nn.ReLU(), nn.Embedding(3, 4), nn.GroupNorm(2, 4)], ids=kind)
 def test_a_model_without_a_layer_to_mask_is_refused(model: nn.Module) -> None:
     with pytest.raises(BadInput, match="no Linear or Conv"):
         check(model)
@@ -166,28 +170,43 @@ def test_a_model_without_a_layer_to_mask_is_refused(model: nn.Module) -> None:
         nn.MultiheadAttention(4, 2),
         nn.LSTM(4, 4, num_layers=2),
     ],
-    ids=str,
+    ids=kind,
 )
 def test_what_keeps_every_promise_is_accepted(layer: nn.Module) -> None:
     check(with_layer(layer))
 
 
-@pytest.mark.parametrize("model", [cnn(10), Residual(), Transformer(), Tied()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("model", [cnn(10), Residual(), Transformer(), Tied()], ids=kind)
 def test_ordinary_models_are_accepted(model: nn.Module) -> None:
     check(model)
 
 
-def test_forward_uses_the_given_parameters_and_leaves_the_module_alone() -> None:
-    model = Residual()
+def test_forward_uses_the_given_parameters() -> None:
+    model, other, x = Residual(), Residual(), torch.randn(2, 3, 6, 6, generator=generator(0, "x"))
+    W = init_params(model, generator(0, "W"))
+    other.load_state_dict(W)
+    torch.testing.assert_close(forward(model, W, x), other(x))
+    assert not torch.allclose(forward(model, W, x), model(x))
+
+
+def test_forward_follows_shared_weights_and_shared_layers() -> None:
+    model, x = Tied(), torch.randn(2, 4, generator=generator(0, "x"))
+    W = {name: torch.randn(p.shape, generator=generator(0, name)) for name, p in model.named_parameters()}
+    assert list(W) == ["a.weight", "a.bias", "b.bias"]
+    weight, a, b = W.values()
+    for _ in range(2):
+        torch.testing.assert_close(forward(model, W, x), ((x @ weight.T + a) @ weight.T + b) @ weight.T + a)
+
+
+@pytest.mark.parametrize(("model", "shape"), [(Residual(), (2, 3, 6, 6)), (Tied(), (2, 4))], ids=kind)
+def test_forward_leaves_module_and_parameters_alone(model: nn.Module, shape: tuple[int, ...]) -> None:
     before, own = trees.tree_map(torch.clone, dict(model.state_dict())), dict(model.named_parameters())
-    W, x = init_params(model, generator(0, "W")), torch.randn(2, 3, 6, 6, generator=generator(0, "x"))
-    logits = forward(model, W, x)
+    W = init_params(model, generator(0, "W"))
+    given, copy = dict(W), trees.tree_map(torch.clone, W)
+    forward(model, W, torch.randn(shape))
     assert trees.equal(dict(model.state_dict()), before)
     assert all(p is own[name] and p.grad is None for name, p in model.named_parameters())
-    other = Residual()
-    other.load_state_dict(W)
-    torch.testing.assert_close(logits, other(x))
-    assert not torch.allclose(logits, model(x))
+    assert all(W[name] is given[name] for name in given) and trees.equal(W, copy)
 
 
 def test_images_are_scaled() -> None:

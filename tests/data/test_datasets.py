@@ -35,11 +35,11 @@ def test_cifar_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(dataset)
 
 
-def test_the_cache_is_the_default_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_thedefault_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LRBPFL_DATA", "~/somewhere")
-    assert datasets._default_root() == Path.home() / "somewhere"
+    assert datasets.default_root() == Path.home() / "somewhere"
     monkeypatch.setenv("LRBPFL_DATA", "")
-    assert "lrbpfl" in str(datasets._default_root())
+    assert "lrbpfl" in str(datasets.default_root())
 
 
 @pytest.mark.parametrize(

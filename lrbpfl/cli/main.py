@@ -1,0 +1,120 @@
+"""`lrbpfl`: the commands, their options and their exit codes. Heavy imports wait until a command needs them."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lrbpfl.errors import BadInput
+
+app = typer.Typer(
+    help="Calibrated, personalised federated learning: one shared network, a private Bayesian mask at every client.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="A TOML file with sections like config.toml of a run.")
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", "-s", help="section.key=value, on top of the file; repeatable.")
+]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run directory; it must not exist yet.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines instead of a progress bar.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+
+
+@app.command("run")
+def run_(
+    algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="Its name, or name:preset.")] = None,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    out: Out = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run one algorithm; without arguments, LR-BPFL on the digits."""
+    from lrbpfl.cli import runs
+
+    runs.run(algorithm, config, settings or [], out, quiet=quiet)
+
+
+@app.command()
+def compare(
+    algorithms: Annotated[
+        str, typer.Option("--algorithms", "-a", help="Names (or name:preset), comma separated.")
+    ] = "lr-bpfl,fedavg",
+    config: ConfigFile = None,
+    settings: Settings = None,
+    out: Out = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run several algorithms on identical clients, splits and seeds, and show them in one table.
+
+    An algorithm's own fields are set as algorithm.NAME.key=value.
+    """
+    from lrbpfl.cli import runs
+
+    runs.compare(
+        [name.strip() for name in algorithms.split(",") if name.strip()], config, settings or [], out, quiet=quiet
+    )
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(help="The directory of a run or a comparison that was cut off.")],
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that was cut off; it ends in the same bits."""
+    from lrbpfl.cli import runs
+
+    runs.resume(directory, quiet=quiet)
+
+
+@app.command()
+def partition(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Show which client would get what, without running anything."""
+    from lrbpfl.cli import shares
+
+    shares.show(config, settings or [], as_json=as_json)
+
+
+@app.command()
+def bench(
+    as_json: AsJson = False,
+    repeats: Annotated[int, typer.Option(help="Each figure is the best of this many, interleaved.", min=1)] = 10,
+) -> None:
+    """Measure the speed of a mask step against plain steps, and of two workers against one."""
+    from lrbpfl.cli import measure
+
+    measure.bench(repeats, as_json=as_json)
+
+
+@app.command()
+def doctor() -> None:
+    """Look at versions, cores and data, and train for a few seconds to see that all is well."""
+    from lrbpfl.cli import measure
+
+    measure.doctor()
+
+
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Print the version if asked to."""
+    if show:
+        from importlib.metadata import version
+
+        print(f"lrbpfl {version('lrbpfl')}")
+        raise typer.Exit
+
+
+def run() -> None:
+    """The entry point: bad input is one sentence and exit code 2."""
+    try:
+        app()
+    except BadInput as error:
+        print(f"lrbpfl: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,92 @@
+"""What a run shows while it goes on: a bar on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from lrbpfl.engines.loop import Round
+from lrbpfl.experiments import runner
+from lrbpfl.experiments.config import Config
+
+LINES_EVERY = 30.0  # seconds between plain lines of rounds that were not judged
+
+
+class Display:
+    """A rich progress bar, or plain lines if asked for or if nobody looks at a terminal."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.plain = quiet or not self.console.is_terminal
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[now]}"),
+            TextColumn("{task.fields[scores]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=self.plain,
+        )
+
+    def __enter__(self) -> "Display":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def progress(self, name: str, config: Config) -> runner.Progress:
+        """The listener for one run."""
+        rounds, cohort, clients = config.federation.rounds, config.federation.cohort, config.data.clients
+        task = self.bar.add_task(name, total=rounds, now="", scores="")
+        return _Listener(self, name, task, rounds, {"update": cohort, "evaluate": clients}).callbacks()
+
+
+class _Listener:
+    """Turns what a run tells into what a person sees."""
+
+    def __init__(self, display: Display, name: str, task: TaskID, rounds: int, expected: Mapping[str, int]) -> None:
+        self.display, self.name, self.task, self.rounds, self.expected = display, name, task, rounds, expected
+        self.done: dict[tuple[str, int], int] = {}
+        self.scores = ""
+        self.last_line = time.monotonic()
+
+    def callbacks(self) -> runner.Progress:
+        return runner.Progress(client=self.client, round=self.round)
+
+    def client(self, what: str, t: int, k: int) -> None:
+        self.done[what, t] = self.done.get((what, t), 0) + 1
+        verb = {"update": "training", "evaluate": "judging"}[what]
+        now = f"{verb} clients {self.done[what, t]}/{self.expected[what]}"
+        self.display.bar.update(self.task, completed=t, now=now)
+
+    def round(self, round: Round, pooled: Mapping[str, float]) -> None:
+        losses = [info["loss"] for info in round.infos.values() if "loss" in info]
+        loss = f"loss {sum(losses) / len(losses):.3f}" if losses else ""
+        if pooled:
+            self.scores = f"accuracy {100 * pooled['accuracy']:.1f} %  ECE {pooled['ece_pooled']:.3f}"
+        self.display.bar.update(self.task, completed=round.t + 1, now=loss, scores=self.scores)
+        self._tell_events(round)
+        if self.display.plain and (pooled or time.monotonic() - self.last_line > LINES_EVERY):
+            self.last_line = time.monotonic()
+            text = f"{self.name}: round {round.t + 1}/{self.rounds}  {loss}  {self.scores if pooled else ''}"
+            self.display.console.print(text.rstrip(), markup=False)
+
+    def _tell_events(self, round: Round) -> None:
+        unjudged = {k: e.failure for k, e in round.evaluations.items() if e.failure}
+        for verb, events in (("run again", round.retried), ("skipped", round.failures), ("not judged", unjudged)):
+            for k, reason in events.items():
+                text = f"{self.name}: round {round.t + 1}: client {k} {verb}: {reason}"
+                self.display.console.print(text, markup=False)

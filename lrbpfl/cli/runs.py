@@ -1,0 +1,84 @@
+"""The commands that run something: run, compare, resume."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from lrbpfl.cli.progress import Display
+from lrbpfl.experiments import comparison, config, runner
+from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.store import Run
+from lrbpfl.reports.tables import footnote, summary_table
+
+
+def run(algorithm: str | None, file: Path | None, settings: Iterable[str], out: Path | None, *, quiet: bool) -> None:
+    """One algorithm, one directory."""
+    tables = config.override(config.read(file) if file else {}, settings)
+    if algorithm is not None:
+        tables.setdefault("algorithm", {})["name"] = algorithm
+    made = config.parse(tables)
+    out = out or _fresh(f"{made.algorithm_name}-{made.data.dataset}")
+    federation = build_federation(made, progress=not quiet)
+    with _resumable(out), Display(quiet=quiet) as display:
+        summary = runner.start(made, out, federation, display.progress(made.algorithm_name, made))
+    _tell(summary, out)
+
+
+def compare(
+    algorithms: list[str], file: Path | None, settings: Iterable[str], out: Path | None, *, quiet: bool
+) -> None:
+    """Several algorithms, one directory each, one table."""
+    configs = comparison.plan(config.override(config.read(file) if file else {}, settings), algorithms)
+    out = out or _fresh(f"compare-{next(iter(configs.values())).data.dataset}")
+    with _resumable(out), Display(quiet=quiet) as display:
+        summary = comparison.compare(configs, out, display.progress, loading=not quiet)
+    _tell(summary, out)
+
+
+def resume(directory: Path, *, quiet: bool) -> None:
+    """Whatever is left to do in a directory."""
+    several = comparison.is_comparison(directory)
+    with _resumable(directory), Display(quiet=quiet) as display:
+        if several:
+            summary = comparison.resume_comparison(directory, display.progress, loading=not quiet)
+        else:
+            _, made = Run.open(directory)
+            summary = runner.resume(directory, display.progress(made.algorithm_name, made), loading=not quiet)
+    _tell(summary, directory)
+
+
+@contextmanager
+def _resumable(directory: Path) -> Iterator[None]:
+    """Ctrl-C leaves a run that can go on; say so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if directory.exists():
+            print(f"interrupted; go on with: lrbpfl resume {directory}", file=sys.stderr)
+        sys.exit(130)
+
+
+def _fresh(name: str) -> Path:
+    """A directory below runs/ that does not exist yet."""
+    stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(name).name)
+    return Path("runs") / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _tell(summary: dict[str, Any], out: Path) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
+    console.print(summary_table(summary))
+    console.print(footnote(summary), markup=False, highlight=False)
+    console.print(
+        f"In {out}: config.toml, metrics.jsonl (every round, client and metric), summary.json, "
+        "predictions.safetensors, clients/ (each client's own model).",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )

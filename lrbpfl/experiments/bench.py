@@ -1,0 +1,158 @@
+"""How fast a mask step is, and what a second worker brings: ratios, interleaved, best of several, one thread."""
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from lrbpfl.algorithms.lr_bpfl import LRBPFL
+from lrbpfl.algorithms.protocol import Task
+from lrbpfl.core import gates as gating
+from lrbpfl.core import masks as masking
+from lrbpfl.core.descent import Data, Rate, descend
+from lrbpfl.core.masks import Gates, Masks
+from lrbpfl.core.network import Params, forward, init_params, maskable
+from lrbpfl.core.objective import free_energy, mask_logits, nll
+from lrbpfl.engines.loop import Engine
+from lrbpfl.engines.processes import Processes
+from lrbpfl.engines.work import ClientData, Federation, keep_memory, one_thread
+from lrbpfl.models import cnn
+from lrbpfl.rng import generator
+
+BATCH, SAMPLES, RANK = 32, 4, 8  # B, C, r of the paper
+CLIENTS, STEPS = 10, 20  # of the round that workers share
+
+
+def measure(repeats: int) -> dict[str, float]:
+    """The figures of `lrbpfl bench`: seconds of single steps, and ratios of the best of `repeats` each."""
+    keep_memory()
+    with one_thread():
+        steps = best(_steps(), repeats)
+    workers = _rounds(max(2, repeats // 3))
+    plain, mask = steps["plain"], steps["mask"]
+    return {
+        "plain_step_seconds": plain,
+        "plain_step_channels_last_seconds": steps["plain_channels_last"],
+        "mask_step_seconds": mask,
+        "rank_summed_step_seconds": steps["rank_summed"],
+        "mask_step_over_plain_steps": mask / (SAMPLES * plain),
+        "mask_step_over_channels_last_steps": mask / (SAMPLES * steps["plain_channels_last"]),
+        "rank_summed_over_mask_step": steps["rank_summed"] / mask,
+        "round_one_worker_seconds": workers["1"],
+        "round_two_workers_seconds": workers["2"],
+        "workers_speedup": workers["1"] / workers["2"],
+        "repeats": repeats,
+    }
+
+
+def best(actions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """The shortest time of each action, in seconds, all of them taking turns."""
+    seconds = dict.fromkeys(actions, float("inf"))
+    for _ in range(repeats):
+        for name, action in actions.items():
+            began = time.perf_counter()
+            action()
+            seconds[name] = min(seconds[name], time.perf_counter() - began)
+    return seconds
+
+
+def _steps() -> dict[str, Callable[[], object]]:
+    """One training step each on the paper's CNN: plain, with C masks of rank r, and with ranks summed."""
+    rng = generator(0, "bench")
+    model = cnn(10)
+    W, layers = init_params(model, rng), maskable(model)
+    gates = {name: gating.init(RANK, 3.5) for name in layers}
+    masks = masking.init(layers, gates, spread=0.1, std=0.05, rng=rng)
+    batch = Data(torch.randn(BATCH, 3, 32, 32, generator=rng), torch.randint(10, (BATCH,), generator=rng))
+    leaves = {name: w.clone().requires_grad_() for name, w in W.items()}
+
+    def plain(logits: Callable[[], Tensor]) -> None:
+        loss = nnf.cross_entropy(logits(), batch.y)
+        torch.autograd.grad(loss, list(leaves.values()))
+
+    def mask_step(logits: Callable[[Masks, Gates, Tensor], Tensor]) -> None:
+        def objective(masks: Masks, gates: Gates, batch: Data) -> Tensor:
+            return free_energy(
+                nll(logits(masks, gates, batch.x), batch.y),
+                masks,
+                gates,
+                prior_std=0.3,
+                num_data=300,
+                temperature=1.0,
+                gate_penalty=0.1,
+            )
+
+        descend(objective, (masks, gates), [batch], (Rate("adam", 0.01), Rate("adam", 0.01)))
+
+    def noise() -> masking.Noises:
+        return masking.draw(masks, SAMPLES, rng)
+
+    return {
+        "plain": lambda: plain(lambda: torch.func.functional_call(model, leaves, (batch.x,))),
+        "plain_channels_last": lambda: plain(lambda: forward(model, leaves, batch.x)),
+        "mask": lambda: mask_step(lambda m, g, x: mask_logits(model, W, m, g, noise(), x)),
+        "rank_summed": lambda: mask_step(lambda m, g, x: _rank_summed(model, W, m, g, noise(), x)),
+    }
+
+
+def _rank_summed(model: nn.Module, W: Params, masks: Masks, gates: Gates, noise: masking.Noises, x: Tensor) -> Tensor:
+    """The same logits without materialised masks: every layer r times, sum_r Q_r o layer(W, R_r o x).
+
+    Only for the paper's CNN (plain layers in sequence); it is what `mask_logits` is measured against.
+    """
+    draws = {name: masking.factors(masks[name], gates[name], noise[name]) for name in masks}
+
+    def member(c: int) -> Tensor:
+        h = x.contiguous(memory_format=torch.channels_last)
+        for name, layer in model.named_children():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                Q, R = (factor[c] for factor in draws[f"{name}.weight"])
+                h = _layer(layer, W[f"{name}.weight"], Q, R, h) + _spread(W[f"{name}.bias"], h)
+            else:
+                h = layer(h)
+        return h
+
+    return torch.stack([member(c) for c in range(SAMPLES)])
+
+
+def _layer(layer: nn.Conv2d | nn.Linear, weight: Tensor, Q: Tensor, R: Tensor, h: Tensor) -> Tensor:
+    def one_rank(q: Tensor, r: Tensor) -> Tensor:
+        scaled = h * _spread(r, h)
+        if isinstance(layer, nn.Linear):
+            return nnf.linear(scaled, weight) * q
+        return nnf.conv2d(scaled, weight, padding=1) * _spread(q, h)
+
+    return torch.stack([one_rank(q, r) for q, r in zip(Q, R, strict=True)]).sum(0)
+
+
+def _spread(vector: Tensor, h: Tensor) -> Tensor:
+    """A value per channel, in a shape that broadcasts over h (batch, channels, ...)."""
+    return vector.reshape(-1, *[1] * (h.dim() - 2))
+
+
+def _rounds(repeats: int) -> dict[str, float]:
+    """One round of 10 clients x 20 steps with one worker and with two."""
+    rng = generator(0, "bench-round")
+
+    def data(n: int) -> Data:
+        return Data(torch.randn(n, 3, 32, 32, generator=rng), torch.randint(10, (n,), generator=rng))
+
+    clients = tuple(ClientData(name=str(k), train=data(100), test=data(1)) for k in range(CLIENTS))
+    algorithm = LRBPFL(mask_steps=STEPS // 2, model_steps=STEPS // 2, samples=1, adapt_steps=0, predict_samples=1)
+    federation = Federation(algorithm=algorithm, task=Task(cnn(10), 10), clients=clients, seed=0)
+    engines: dict[str, Engine] = {str(n): Processes(federation, n) for n in (1, 2)}
+    try:
+        for engine in engines.values():
+            _round(engine)  # workers start here, not in the measurement
+        return best({name: partial(_round, engine) for name, engine in engines.items()}, repeats)
+    finally:
+        for engine in engines.values():
+            engine.close()
+
+
+def _round(engine: Engine) -> Iterable[object]:
+    server = engine.federation.algorithm.init_server(engine.federation.task, generator(0, "server"))
+    return list(engine.update(dict.fromkeys(range(CLIENTS), server), 0))

@@ -1,0 +1,80 @@
+"""Several algorithms on identical clients, splits and seeds: a directory of runs."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lrbpfl.errors import BadInput
+from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.config import Config, make_algorithm, parse, unknown
+from lrbpfl.experiments.runner import Progress, resume, start
+from lrbpfl.experiments.store import create_directory, read_tables, versions, write_file
+
+
+def plan(tables: Mapping[str, Any], names: Sequence[str]) -> dict[str, Config]:
+    """A configuration for each algorithm: shared sections, and fields from its own table algorithm.NAME."""
+    if len(set(names)) < len(names):
+        raise BadInput(f"an algorithm is named twice: {', '.join(names)}")
+    own = dict(tables.get("algorithm", {}))
+    for name in own:
+        if name not in names:
+            raise unknown("algorithm of this comparison", name, names)
+    common = {section: table for section, table in tables.items() if section != "algorithm"}
+    for name in names:
+        make_algorithm(name, {})  # an unknown name is told before anything else
+    return {name: parse({**common, "algorithm": {**own.get(name, {}), "name": name}}) for name in names}
+
+
+def compare(
+    configs: Mapping[str, Config], path: Path, progress: Callable[[str, Config], Progress], *, loading: bool = False
+) -> dict[str, Any]:
+    """A new comparison; its summary."""
+    federation = build_federation(next(iter(configs.values())), progress=loading)
+    create_directory(path, _tables(configs))
+    summary: dict[str, Any] = {}
+    for name, config in configs.items():
+        part = federation._replace(algorithm=config.algorithm)
+        summary |= start(config, _folder(path, name), part, progress(name, config))
+    return _finish(path, summary)
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether the directory holds a comparison instead of a single run."""
+    return "compare" in read_tables(path)
+
+
+def resume_comparison(
+    path: Path, progress: Callable[[str, Config], Progress], *, loading: bool = False
+) -> dict[str, Any]:
+    """Go on with a comparison that was cut off: finished runs stay, the others are finished or begun."""
+    tables = read_tables(path)
+    names = tables.pop("compare")["algorithms"]
+    configs = plan(tables, names)
+    summary: dict[str, Any] = {}
+    for name, config in configs.items():
+        folder = _folder(path, name)
+        if folder.exists():
+            summary |= resume(folder, progress(name, config), loading=loading)
+        else:
+            federation = build_federation(config, progress=loading)
+            summary |= start(config, folder, federation, progress(name, config))
+    return _finish(path, summary)
+
+
+def _folder(path: Path, name: str) -> Path:
+    return path / name.replace(":", "-")
+
+
+def _tables(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
+    common = next(iter(configs.values())).tables()
+    own = {f"algorithm.{json.dumps(name)}": config.tables()["algorithm"] for name, config in configs.items()}
+    for fields in own.values():
+        del fields["name"]
+    sections = {section: table for section, table in common.items() if section != "algorithm"}
+    return {"compare": {"algorithms": list(configs)}, **sections, **own, "versions": versions()}
+
+
+def _finish(path: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    write_file(path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+    return summary
