@@ -1,0 +1,28 @@
+# From a bare clone: `make demo` shows the main job in about a minute of work, `make test` checks everything.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: demo test install lint types tests
+
+demo: install
+	$(BIN)/lrbpfl compare
+
+test: lint types tests
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+tests: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
