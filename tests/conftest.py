@@ -46,7 +46,7 @@ def skewed(k: int, n: int, *path: str | int) -> Data:
 
 
 @pytest.fixture(autouse=True)
-def seed() -> None:
+def _seeded() -> None:
     torch.manual_seed(0)
 
 

@@ -116,7 +116,16 @@ def test_files_stay_short(file: str) -> None:
 def unpickles(tree: ast.AST) -> Iterator[str]:
     """Ways to run code that hides in a file: pickle and its relatives, torch.load, arrays of objects."""
     for module in imports(tree, ""):
-        if module.split(".")[0] in {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}:
+        if module.split(".")[0] in {
+            "pickle",
+            "cPickle",
+            "_pickle",
+            "cloudpickle",
+            "dill",
+            "joblib",
+            "shelve",
+            "marshal",
+        }:
             yield module
         if module in {"torch.load", "torch.save", "torch.serialization", "pandas.read_pickle"}:
             yield module
@@ -125,9 +134,8 @@ def unpickles(tree: ast.AST) -> Iterator[str]:
             name = f"{node.value.id}.{node.attr}"
             if name in {"torch.load", "torch.save", "torch.serialization"}:
                 yield name
-        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
-            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
-                yield "allow_pickle"
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+            yield "allow_pickle"
 
 
 @pytest.mark.parametrize(

@@ -44,15 +44,15 @@ def paper_order(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
 
 def test_pooling_first_changes_neither_outputs_nor_gradients() -> None:
     model = cnn(10).double()
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
     x = torch.randn(3, 3, 32, 32, generator=generator(0, "x"), dtype=torch.float64)
     weights = torch.randn(3, 10, generator=generator(0, "weights"), dtype=torch.float64)
     ours, papers = model(x), paper_order(parameters, x)
     torch.testing.assert_close(ours, papers)
     gradients = [torch.autograd.grad((y * weights).sum(), list(parameters.values())) for y in (ours, papers)]
     for name, a, b in zip(parameters, *gradients, strict=True):
-        torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
-        assert bool(a.abs().sum() > 0)
+        torch.testing.assert_close(a, b)
+        assert bool((a != 0).any()), name
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (1, 28, 28), (4, 17, 9)], ids=str)

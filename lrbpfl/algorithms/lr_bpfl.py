@@ -1,4 +1,4 @@
-"""LR-BPFL (Zhang, Simeone et al., "Low-Rank Bayesian Personalized Federated Learning"), Algorithm 1.
+"""LR-BPFL (Zhang, Liu, Simeone, Wang, Pezaros and Zhu, AISTATS 2025, arXiv:2410.14390), Algorithm 1.
 
 Departures of the defaults from the paper's printed values are the fields that `PRESETS["paper"]` sets back. Where the
 paper is silent: a convolution's mask spans (output channel, input channel) and is shared over kernel positions; biases
@@ -64,11 +64,12 @@ class LRBPFL:
     batch_size: Count = 32  # B; paper: 32
     mask_lr: NonNegative = 0.01  # eta of phi, psi; paper: 0.01
     adapt_lr: NonNegative = 0.01  # the same before a client predicts; paper: unspecified
-    gate_lr: NonNegative = 0.01  # eta of gamma; paper: 0.001
+    gate_lr: NonNegative = 0.5  # eta of gamma; paper: 0.001
     model_lr: NonNegative = 0.05  # eta of W; paper: 0.001
-    mask_optimiser: OptimiserName = "adam"  # of phi, psi and gamma; paper: gradient descent
+    mask_optimiser: OptimiserName = "adam"  # of phi, psi; paper: gradient descent
+    gate_optimiser: OptimiserName = "sgd"  # of gamma; Adam would close all gates alike, however useful their ranks
     model_optimiser: OptimiserName = "sgd"  # of W; paper: gradient descent
-    init_spread: NonNegative = 0.1  # standard deviation of the initial means around 1 / sqrt(r_k); paper: unspecified
+    init_spread: NonNegative = 0.01  # standard deviation of the initial means around 1 / sqrt(r_k); paper: unspecified
     init_std: Positive = 0.05  # initial standard deviation of the posterior; paper: unspecified
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -139,7 +140,7 @@ class LRBPFL:
             lambda masks, gates, batch: self._free_energy(task, W, masks, gates, batch, data, rng),
             (self._fresh_masks(task, gates, rng), gates),
             self._batches(data, steps, rng),
-            (Rate(self.mask_optimiser, lr), Rate(self.mask_optimiser, self.gate_lr)),
+            (Rate(self.mask_optimiser, lr), Rate(self.gate_optimiser, self.gate_lr)),
         )
         return masks, gates
 
@@ -151,7 +152,7 @@ class LRBPFL:
             self._batches(data, self.mask_steps, rng),
             (
                 Rate(self.mask_optimiser, self.mask_lr),
-                Rate(self.mask_optimiser, self.gate_lr),
+                Rate(self.gate_optimiser, self.gate_lr),
                 Rate(self.model_optimiser, self.model_lr),
             ),
         )

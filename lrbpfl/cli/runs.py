@@ -12,7 +12,7 @@ from rich.console import Console
 from lrbpfl.cli.progress import Display
 from lrbpfl.experiments import comparison, config, runner
 from lrbpfl.experiments.build import build_federation
-from lrbpfl.experiments.store import Run
+from lrbpfl.experiments.store import Run, refuse_existing
 from lrbpfl.reports.tables import footnote, summary_table
 
 
@@ -23,6 +23,7 @@ def run(algorithm: str | None, file: Path | None, settings: Iterable[str], out: 
         tables.setdefault("algorithm", {})["name"] = algorithm
     made = config.parse(tables)
     out = out or _fresh(f"{made.algorithm_name}-{made.data.dataset}")
+    refuse_existing(out)  # before data are loaded, which may take long
     federation = build_federation(made, progress=not quiet)
     with _resumable(out), Display(quiet=quiet) as display:
         summary = runner.start(made, out, federation, display.progress(made.algorithm_name, made))
@@ -35,6 +36,7 @@ def compare(
     """Several algorithms, one directory each, one table."""
     configs = comparison.plan(config.override(config.read(file) if file else {}, settings), algorithms)
     out = out or _fresh(f"compare-{next(iter(configs.values())).data.dataset}")
+    refuse_existing(out)
     with _resumable(out), Display(quiet=quiet) as display:
         summary = comparison.compare(configs, out, display.progress, loading=not quiet)
     _tell(summary, out)
@@ -75,10 +77,7 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
         console = Console(width=140)
     console.print(summary_table(summary))
     console.print(footnote(summary), markup=False, highlight=False)
-    console.print(
-        f"In {out}: config.toml, metrics.jsonl (every round, client and metric), summary.json, "
-        "predictions.safetensors, clients/ (each client's own model).",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
-    )
+    files = "config.toml, metrics.jsonl (every round, client and metric), summary.json, clients/ (their own models)"
+    several = f"summary.json, and a directory for each algorithm with {files}"
+    where = f"In {out}: {several if comparison.is_comparison(out) else files}."
+    console.print(where, soft_wrap=True, markup=False, highlight=False)

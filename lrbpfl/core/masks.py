@@ -94,7 +94,7 @@ def matrix(Q: Tensor, R: Tensor, groups: int = 1) -> Tensor:
 
 
 def masked(W: Params, M: dict[str, Tensor]) -> Params:
-    """The client's network under one mask, G = W o M on masked weights; biases and all other parameters stay.  Eq. (4)
+    """The network under one mask, G = W o M on masked weights; biases and all other parameters stay.  Eq. (4)
 
     A convolution's mask (outputs, inputs / groups) is the same at every position of the kernel.
     """

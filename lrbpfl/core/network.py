@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 from lrbpfl.errors import BadInput
 
@@ -24,8 +25,8 @@ class Layer(NamedTuple):
 def maskable(model: nn.Module) -> dict[str, Layer]:
     """Every Linear and Conv1d/2d/3d (grouped and depthwise ones too) by the name of its weight.
 
-    A weight that several layers share is masked once, under its first name; weights that are computed from other
-    parameters (weight norm and other parametrisations) are left alone.
+    A weight that several of them share is masked once, under its first name; left alone are weights that belong to an
+    embedding first, or are computed from other parameters (weight norm and other parametrisations).
     """
     own = dict(model.named_parameters())
     layers: dict[str, Layer] = {}
@@ -46,14 +47,16 @@ def check(model: nn.Module) -> None:
         where = f"layer {name or 'model'!r} ({type(module).__name__})"
         if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
             raise BadInput(
-                f"{where} keeps statistics of its batches, which no client may share and no mask may scale: "
+                f"{where} uses statistics of its batches, so its outputs would depend on who is in a batch: "
                 "replace it by nn.GroupNorm or nn.LayerNorm"
             )
         drop = module.p if isinstance(module, _DropoutNd) else None
         if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
             drop = module.dropout
         if drop:
-            raise BadInput(f"{where} has dropout {drop}, whose noise would not follow the run's seed: set it to 0")
+            raise BadInput(f"{where} has dropout {drop}, whose noise would not follow the seed: set it to 0")
+        if isinstance(module, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d | _SpectralNorm):
+            raise BadInput(f"{where} changes from call to call in a way that does not follow the seed: replace it")
     if not maskable(model):
         raise BadInput("the model has no Linear or Conv layer that could take a mask")
 

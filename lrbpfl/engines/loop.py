@@ -33,10 +33,10 @@ class Reply(NamedTuple):
         return cls(client_id=k, update=update, info=trained.info, seconds=trained.seconds, deaths=deaths)
 
     @classmethod
-    def failed(cls, k: int, reason: BaseException | str) -> "Reply":
+    def failed(cls, k: int, reason: BaseException | str, deaths: tuple[str, ...] = ()) -> "Reply":
         """The reply of a client that raised, or whose process died."""
         text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
-        return cls(client_id=k, update=None, info={}, seconds=0.0, failure=" ".join(text.split()))
+        return cls(client_id=k, update=None, info={}, seconds=0.0, failure=" ".join(text.split()), deaths=deaths)
 
 
 class Evaluation(NamedTuple):

@@ -24,6 +24,7 @@ from lrbpfl.engines.work import (
     keep_memory,
     update_client,
 )
+from lrbpfl.errors import BadInput
 from lrbpfl.trees import Tree
 
 TRIES = 2  # a client whose worker died is run once more in a new one; if that dies too, it is skipped
@@ -106,6 +107,7 @@ def serve(federation: Federation, pipe: Connection, slot: Tensor) -> None:
 def _answer(federation: Federation, what: str, message: Tree, state: Tree, t: int, k: int, slot: Tensor) -> Answer:
     """Do one job; an update's upload is left in the slot if it fits (a valid one does: it has the message's size)."""
     try:
+        message = trees.tree_map(torch.clone, message)  # what the client keeps of it must outlive the slot
         if what == "evaluate":
             evaluated = evaluate_client(federation, message, state, t, k)
             return evaluated._replace(personal=to_arrays(evaluated.personal))
@@ -125,6 +127,8 @@ class Processes:
     """
 
     def __init__(self, federation: Federation, workers: int) -> None:
+        if workers < 1:
+            raise BadInput(f"{workers} workers cannot run anything: at least one is needed")
         self.federation = federation
         self.states: dict[int, Tree] = {}
         self._staged: dict[int, Tree] = {}
@@ -139,7 +143,7 @@ class Processes:
                 self._staged[job.k] = answer.state
                 yield Reply.of(job.k, len(self.federation.clients[job.k].train.y), answer, job.deaths)
             else:
-                yield Reply.failed(job.k, str(answer))
+                yield Reply.failed(job.k, str(answer), job.deaths)
 
     def accept(self, k: int) -> None:
         """The server took client k's upload: keep the state that came with it."""
@@ -197,7 +201,7 @@ class Processes:
 
     def _hire(self, capacity: int, number: int) -> None:
         """At least this many workers, each with a block that holds a message."""
-        if self._workers and len(self._workers[0].slot) < capacity:
+        if any(len(worker.slot) < capacity for worker in self._workers):
             self.close()
         while len(self._workers) < number:
             self._workers.append(Worker(self.federation, max(capacity, 1)))

@@ -1,6 +1,7 @@
 """The unit of work that every engine runs: one client's update, one client's evaluation."""
 
 import ctypes
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,13 +92,17 @@ def fresh_state(federation: Federation, k: int) -> Tree:
 
 
 def _own_part(personal: Tree, message: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Split a personal model into tensors of its own and names of tensors it took over from the message."""
-    sent = {leaf.data_ptr(): name for name, leaf in trees.named_leaves(message)}
+    """Split a personal model into tensors of its own and names of tensors it took over, whole, from the message."""
+
+    def identity(leaf: Tensor) -> tuple[object, ...]:
+        return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride()
+
+    sent = {identity(leaf): name for name, leaf in trees.named_leaves(message)}
     own: dict[str, Tensor] = {}
     shared: dict[str, str] = {}
     for name, leaf in trees.named_leaves(personal):
-        if leaf.data_ptr() in sent:
-            shared[name] = sent[leaf.data_ptr()]
+        if identity(leaf) in sent:
+            shared[name] = sent[identity(leaf)]
         else:
             own[name] = leaf.cpu()
     return own, shared
@@ -120,7 +125,7 @@ def keep_memory() -> None:
     Without it glibc hands them back to the kernel each time, and a twentieth of the time goes into page faults.
     """
     m_trim_threshold, m_mmap_threshold = -1, -3
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(m_mmap_threshold, 32 * 2**20)
         mallopt(m_trim_threshold, 2**30)

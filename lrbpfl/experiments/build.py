@@ -114,8 +114,8 @@ def _take(dataset: Dataset, indices: np.ndarray[tuple[int], np.dtype[np.int64]])
 
 def _device(name: str) -> str:
     try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=name).cpu()
+    except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"engine.device = {name!r} cannot be used here: {reason}") from None
     return name

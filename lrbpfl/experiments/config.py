@@ -34,9 +34,9 @@ class DataSection(Section):
     clients: Count = 10  # K; a natural partition brings its own
     labels_per_client: Count = 2
     balanced: bool = True  # a class is shared equally among its clients
-    alpha: float = 0.1  # of the Dirichlet partition
-    skew: float = 1.0  # of the sizes in the partition by size; 0: equal
-    train_fraction: float = 0.1
+    alpha: Annotated[float, Field(gt=0)] = 0.1  # of the Dirichlet partition
+    skew: Annotated[float, Field(ge=0)] = 1.0  # of the sizes in the partition by size; 0: equal
+    train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the training part
 
 
@@ -195,9 +195,12 @@ def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, An
 
 
 def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Tables of plain values as TOML; a JSON string, number, boolean or list is a TOML one."""
+    """Tables of plain values as TOML; a JSON string, number, boolean or list is a TOML one, but for two kinds of text.
+
+    TOML takes no pairs of surrogates, which JSON writes for characters beyond 16 bits, and no bare DEL.
+    """
     blocks = []
     for name, table in tables.items():
-        lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-        blocks.append("\n".join([f"[{name}]", *lines]))
+        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
+        blocks.append("\n".join([f"[{name}]", *lines]).replace("\x7f", "\\u007f"))
     return "\n\n".join(blocks) + "\n"

@@ -110,7 +110,8 @@ def _lines(
 def _save_results(run: Run, federation: Federation, round: Round) -> None:
     """The last round's predictions, and every client's own model as far as it is its own."""
     results = {k: e.result for k, e in round.evaluations.items() if e.result}
-    write_file(run.path / "predictions.safetensors", save(_stacked(results)))
+    if results:
+        write_file(run.path / "predictions.safetensors", save(_stacked(results)))
     shared: dict[str, torch.Tensor] = {}
     for k, result in results.items():
         message = dict(trees.named_leaves(federation.algorithm.broadcast(federation.task, round.server, k)))

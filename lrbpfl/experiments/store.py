@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, contiguous_format
 
 from lrbpfl import trees
 from lrbpfl.errors import BadInput
@@ -87,9 +87,11 @@ class Run:
         write_file(aside / "checkpoint.json", json.dumps(description).encode())
         target = self.path / "checkpoint" / f"{rounds:06d}"
         target.parent.mkdir(exist_ok=True)
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():  # the last round, done again: no moment may find half of a checkpoint in this place
+            target.rename(aside.with_name(f"{aside.name}-old"))
         aside.rename(target)
         _fsync_directory(target.parent)
+        self._clear()
         self._forget()
 
     def load_checkpoint(self, config: Config, server: Tree, states: Mapping[int, Tree]) -> Checkpoint | None:
@@ -118,12 +120,11 @@ class Run:
         """Cut from the record and the folder what was written after the checkpoint."""
         if self.metrics.exists():
             os.truncate(self.metrics, checkpoint.metrics_bytes if checkpoint else 0)
-        for aside in self.path.glob(".checkpoint-*"):
-            shutil.rmtree(aside)
+        self._clear()
 
     def save_personal(self, k: int, own: dict[str, Tensor], shared: dict[str, str]) -> None:
         """Client k's own model: its own tensors; `shared` names the rest, which lie in shared.safetensors."""
-        data = save(own, metadata={"shared": json.dumps(shared)})
+        data = _packed(own, metadata={"shared": json.dumps(shared)})
         write_file(self._client_folder(k) / "personal.safetensors", data)
 
     def _client_folder(self, k: int) -> Path:
@@ -136,8 +137,17 @@ class Run:
         return sorted((self.path / "checkpoint").glob("[0-9]*"))
 
     def _describe(self, checkpoint: Path) -> dict[str, Any]:
-        description: dict[str, Any] = json.loads((checkpoint / "checkpoint.json").read_text())
+        path = checkpoint / "checkpoint.json"
+        try:
+            description: dict[str, Any] = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from None
         return description
+
+    def _clear(self) -> None:
+        """Drop what was written aside and is not needed any more."""
+        for aside in self.path.glob(".checkpoint-*"):
+            shutil.rmtree(aside)
 
     def _forget(self) -> None:
         """Drop all but the last checkpoints, and the client states that none of them needs."""
@@ -156,8 +166,8 @@ class Run:
 
 def create_directory(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
     """A new directory holding config.toml; it appears whole or not at all."""
-    if path.exists():
-        raise BadInput(f"{path} exists already: name another with --out, or go on with 'lrbpfl resume {path}'")
+    refuse_existing(path)
+    aside: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
@@ -165,7 +175,19 @@ def create_directory(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> Non
         aside.chmod(0o755)
         aside.rename(path)
     except OSError as error:
+        if aside:
+            shutil.rmtree(aside, ignore_errors=True)
         raise BadInput(f"{path} cannot be created: {error.strerror}") from None
+
+
+def refuse_existing(path: Path) -> None:
+    """A run never writes into a directory that is there already."""
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be created: {error.strerror}") from None
+    if there:
+        raise BadInput(f"{path} exists already: name another with --out, or go on with 'lrbpfl resume {path}'")
 
 
 def read_tables(path: Path) -> dict[str, Any]:
@@ -203,8 +225,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _packed(tree: Tree) -> bytes:
-    data: bytes = save({name: leaf.contiguous() for name, leaf in trees.named_leaves(tree)})
+def _packed(tree: Tree, metadata: dict[str, str] | None = None) -> bytes:
+    # Copies, because a file takes no two tensors in one place of memory.
+    copies = {name: leaf.clone(memory_format=contiguous_format) for name, leaf in trees.named_leaves(tree)}
+    data: bytes = save(copies, metadata=metadata)
     return data
 
 
@@ -212,7 +236,11 @@ def _unpacked(path: Path, template: Tree) -> Tree:
     try:
         return trees.rebuild(template, load_file(path))
     except (OSError, SafetensorError, KeyError) as error:
-        raise BadInput(f"{path} cannot be read, so this run cannot go on: {error}") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> BadInput:
+    return BadInput(f"{path} cannot be read, so this run cannot go on: {error}")
 
 
 def _fsync_directory(path: Path) -> None:

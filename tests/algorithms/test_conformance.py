@@ -254,11 +254,8 @@ def test_the_label_prior_takes_part_in_training(case: Case) -> None:
 
 def test_the_toy_is_learned(case: Case, toy: Toy) -> None:
     begin = start(case.algorithm, toy)
-    before, after = accuracy(case.algorithm, toy, begin), accuracy(
-        case.algorithm, toy, play(case.algorithm, toy, begin, range(6))
-    )
-    assert after > before + 0.15
-    assert after > 0.6
+    end = play(case.algorithm, toy, begin, range(8))
+    assert accuracy(case.algorithm, toy, end) > accuracy(case.algorithm, toy, begin) + 0.15
 
 
 def test_uint8_images_and_deeper_models_work(case: Case) -> None:
@@ -272,13 +269,16 @@ def test_uint8_images_and_deeper_models_work(case: Case) -> None:
     message = algorithm.broadcast(task, algorithm.init_server(task, rng), 0)
     upload, kept, _ = algorithm.client_update(task, message, algorithm.init_client(task, rng), data, rng)
     assert trees.fault(upload, message) is None
-    check_probabilities(predict(algorithm, task, upload, kept, data, images), 20)
+    check_probabilities(predict(algorithm, task, message, kept, data, images), 20)
 
 
-def test_pretrained_parameters_are_the_start(case: Case) -> None:
-    """With the template's own parameters the server starts the same whatever is drawn elsewhere."""
-    task = case.task._replace(pretrained=True)
-    message = case.algorithm.broadcast(task, case.algorithm.init_server(task, generator(0)), 0)
-    leaves = trees.leaves(message)
-    for p in task.model.parameters():
-        assert any(torch.equal(p, leaf) for leaf in leaves if leaf.shape == p.shape)
+def test_a_pretrained_template_is_where_training_starts(case: Case) -> None:
+    """Most of the template's numbers are in the first message (a personal head may be left out)."""
+    parameters = list(case.task.model.parameters())
+
+    def found(pretrained: bool) -> int:
+        task = case.task._replace(pretrained=pretrained)
+        message = case.algorithm.broadcast(task, case.algorithm.init_server(task, generator(0)), 0)
+        return sum(p.numel() for p in parameters if any(torch.equal(p, leaf) for leaf in trees.leaves(message)))
+
+    assert found(True) > 0.5 * sum(p.numel() for p in parameters) > found(False)

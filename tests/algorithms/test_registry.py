@@ -53,6 +53,17 @@ def test_an_algorithm_is_frozen_fields_with_defaults(name: str) -> None:
 
 
 @everyone
+def test_wrong_and_unknown_fields_are_refused(name: str) -> None:
+    cls = ALGORITHMS[name]
+    for field in dataclasses.fields(cls):
+        for nonsense in ("nonsense", None, float("nan")):
+            with pytest.raises(ValueError, match=field.name):
+                cls(**{field.name: nonsense})
+    with pytest.raises(ValueError, match="no_such_field"):
+        cls(**{"no_such_field": 1})
+
+
+@everyone
 def test_every_field_is_described_where_it_stands(name: str) -> None:
     source = inspect.getsource(ALGORITHMS[name])
     for field in dataclasses.fields(ALGORITHMS[name]):

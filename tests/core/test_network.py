@@ -189,6 +189,27 @@ def test_forward_uses_the_given_parameters() -> None:
     assert not torch.allclose(forward(model, W, x), model(x))
 
 
+class Recurrent(nn.Module):
+    """Its LSTM keeps a second list of its weights, beside the parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.lstm(x)[0][:, -1])
+        return logits
+
+
+def test_forward_reaches_recurrent_weights() -> None:
+    model, other, x = Recurrent(), Recurrent(), torch.randn(2, 5, 3, generator=generator(0, "x"))
+    W = {name: torch.randn(p.shape, generator=generator(0, name)) for name, p in model.named_parameters()}
+    own = model(x)
+    other.load_state_dict(W)
+    torch.testing.assert_close(forward(model, W, x), other(x))
+    assert torch.equal(model(x), own)
+
+
 def test_forward_follows_shared_weights_and_shared_layers() -> None:
     model, x = Tied(), torch.randn(2, 4, generator=generator(0, "x"))
     W = {name: torch.randn(p.shape, generator=generator(0, name)) for name, p in model.named_parameters()}

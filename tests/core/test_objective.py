@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from lrbpfl.core import masks as masking
-from lrbpfl.core.masks import Gates, Masks
+from lrbpfl.core.gaussian import Gaussian
+from lrbpfl.core.masks import Gates, Mask, Masks
 from lrbpfl.core.network import init_params, maskable
 from lrbpfl.core.objective import free_energy, mask_logits, nll, plain_logits, probabilities
 from lrbpfl.rng import generator
@@ -55,10 +56,7 @@ def case() -> tuple[Masks, Gates]:
 
 
 def widened(masks: Masks) -> Masks:
-    return {
-        name: masking.Mask(*(masking.Gaussian(*(part.repeat(1, 2) for part in q)) for q in mask))
-        for name, mask in masks.items()
-    }
+    return {name: Mask(*(Gaussian(*(part.repeat(1, 2) for part in q)) for q in mask)) for name, mask in masks.items()}
 
 
 @pytest.mark.parametrize(("num_data", "temperature", "gate_penalty"), [(1, 1.0, 0.0), (50, 1.0, 0.1), (20, 0.25, 3.0)])

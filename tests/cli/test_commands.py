@@ -1,0 +1,142 @@
+"""The commands as a new user meets them."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lrbpfl.core import gates as gating
+from lrbpfl.core import masks as masking
+from lrbpfl.core.network import init_params, maskable
+from lrbpfl.core.objective import mask_logits
+from lrbpfl.experiments import bench as benchmark
+from lrbpfl.models import cnn
+from tests.cli.conftest import TINY, Lrbpfl
+
+
+def test_run_ends_with_a_table_and_where_things_are(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
+    outcome = lrbpfl("run", *TINY, "--out", "here")
+    assert outcome.code == 0
+    summary = json.loads((tmp_path / "here" / "summary.json").read_text())["lr-bpfl"]
+    assert f"{100 * summary['accuracy']:.2f}" in outcome.out
+    assert f"{summary['ece_pooled']:.3f} ({summary['ece_pooled_floor']:.3f})" in outcome.out
+    assert "In here: config.toml" in outcome.out
+    assert "own test split" in outcome.out
+    assert "round 2/2" in outcome.err
+
+
+def test_run_names_its_directory_itself(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
+    assert lrbpfl("run", "--algorithm", "fedavg", *TINY).code == 0
+    (made,) = (tmp_path / "runs").iterdir()
+    assert made.name.startswith("fedavg-digits-")
+
+
+def test_compare_gives_the_same_data_to_all(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
+    fields = ("--set", "algorithm.fedavg.lr=0.05", "--set", "algorithm.lr-bpfl.max_rank=3")
+    outcome = lrbpfl("compare", *TINY, *fields, "--out", "both")
+    assert outcome.code == 0
+    summary = json.loads((tmp_path / "both" / "summary.json").read_text())
+    assert list(summary) == ["lr-bpfl", "fedavg"]
+    assert summary["lr-bpfl"]["examples"] == summary["fedavg"]["examples"]
+    assert "lr = 0.05" in (tmp_path / "both" / "fedavg" / "config.toml").read_text()
+    assert "max_rank = 3" in (tmp_path / "both" / "lr-bpfl" / "config.toml").read_text()
+
+
+def test_an_unfinished_comparison_is_finished(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
+    few = ("--set", "algorithm.lr-bpfl:paper.adapt_steps=2", "--set", "algorithm.lr-bpfl:paper.mask_steps=2")
+    whole = ("compare", "--algorithms", "lr-bpfl:paper,fedavg", *TINY, *few)
+    lrbpfl(*whole, "--out", "whole")
+    lrbpfl(*whole, "--out", "cut")
+    (tmp_path / "cut" / "summary.json").unlink()
+    (tmp_path / "cut" / "fedavg").rename(tmp_path / "gone")
+    (tmp_path / "cut" / "lr-bpfl-paper" / "summary.json").unlink()
+    assert lrbpfl("resume", "cut").code == 0
+    for part in ("lr-bpfl-paper", "fedavg"):
+        files = [tmp_path / name / part / "predictions.safetensors" for name in ("whole", "cut")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_run_repeats_from_its_own_configuration(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
+    lrbpfl("run", *TINY, "--out", "first")
+    text = (tmp_path / "first" / "config.toml").read_text()
+    (tmp_path / "again.toml").write_text(text[: text.index("[versions]")])
+    assert lrbpfl("run", "--config", "again.toml", "--out", "second").code == 0
+    files = [tmp_path / name / "predictions.safetensors" for name in ("first", "second")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_partition_shows_every_client(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
+    outcome = lrbpfl("partition", "--set", "data.clients=5", "--set", "data.labels_per_client=3")
+    assert outcome.code == 0
+    assert all(f"client-{k}" in outcome.out for k in range(5))
+    assert "1797 examples of 1797" in outcome.out
+    rows = json.loads(lrbpfl("partition", "--json", "--set", "data.clients=5").out)
+    assert sum(row["train"] + row["test"] for row in rows.values()) == 1797
+    assert all(len(row["classes"]) == 2 for row in rows.values())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bench_prints_one_object(lrbpfl: Lrbpfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, smaller in {"CLIENTS": 2, "STEPS": 2, "BATCH": 8}.items():
+        monkeypatch.setattr(benchmark, name, smaller)
+    outcome = lrbpfl("bench", "--json", "--repeats", 2)
+    assert outcome.code == 0
+    figures = json.loads(outcome.out)
+    assert {"mask_step_over_plain_steps", "rank_summed_over_mask_step", "workers_speedup"} <= figures.keys()
+    assert figures["repeats"] == 2
+    ratio = figures["mask_step_seconds"] / (4 * figures["plain_step_seconds"])
+    assert figures["mask_step_over_plain_steps"] == pytest.approx(ratio)
+
+
+def test_the_benchmark_compares_equal_things() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = cnn(10)
+    layers = maskable(model)
+    gates = {name: gating.init(benchmark.RANK, 3.5) for name in layers}
+    masks = masking.init(layers, gates, spread=0.1, std=0.05, rng=generator)
+    W = init_params(model, generator)
+    noise = masking.draw(masks, benchmark.SAMPLES, generator)
+    x = torch.randn(2, 3, 32, 32, generator=generator)
+    expected = mask_logits(model, W, masks, gates, noise, x)
+    torch.testing.assert_close(benchmark.rank_summed(model, W, masks, gates, noise, x), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_doctor_finds_a_healthy_machine(lrbpfl: Lrbpfl) -> None:
+    outcome = lrbpfl("doctor")
+    assert outcome.code == 0
+    assert "agree bit for bit" in outcome.out
+    assert "torch" in outcome.out
+
+
+def test_doctor_tells_of_broken_data(lrbpfl: Lrbpfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRBPFL_DATA", str(tmp_path))
+    (tmp_path / "cifar-100-binary").mkdir()
+    (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(b"")
+    outcome = lrbpfl("doctor")
+    assert outcome.code == 1
+    assert "FAIL cifar100" in outcome.out
+
+
+def test_help_is_quick_and_version_is_told() -> None:
+    command = [sys.executable, "-c", "from lrbpfl.cli.main import run; run()"]
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - began)
+    assert "compare" in shown.stdout
+    assert min(seconds) <= 0.5
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert version.stdout.startswith("lrbpfl 0.")
+
+
+def test_bad_input_leaves_no_traceback_in_a_real_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from lrbpfl.cli.main import run; run()", "run", "--set", "federation.rounds=0"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == "lrbpfl: federation.rounds = 0: input should be greater than or equal to 1\n"
+    assert list(tmp_path.iterdir()) == []

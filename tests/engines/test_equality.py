@@ -1,0 +1,81 @@
+"""The same seed gives the same bits, whatever runs the clients."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from torch import nn
+
+from lrbpfl import trees
+from lrbpfl.algorithms import ALGORITHMS
+from lrbpfl.engines.loop import Engine, Round, federate
+from lrbpfl.engines.processes import Processes
+from lrbpfl.engines.serial import Serial
+from lrbpfl.engines.work import Federation
+from lrbpfl.models import cnn
+from lrbpfl.trees import Tree
+from tests.engines.fakes import Hoarder, Scripted, line, noise, same_rounds
+
+
+def run(engine: Engine, rounds: int = 3, cohort: int = 3) -> tuple[list[Round], dict[int, Tree]]:
+    with closing(engine):
+        return list(federate(engine, rounds=rounds, cohort=cohort)), engine.states
+
+
+def small(name: str) -> Federation:
+    layers = OrderedDict(fc1=nn.Linear(5, 8), relu=nn.ReLU(), fc2=nn.Linear(8, 3))
+    return noise(ALGORITHMS[name](), nn.Sequential(layers), (5,))
+
+
+def assert_engines_agree(federation: Federation, *others: Callable[[Federation], Engine], rounds: int = 3) -> None:
+    expected, states = run(Serial(federation), rounds)
+    assert not expected[-1].failures
+    assert all(evaluation.result for evaluation in expected[-1].evaluations.values())
+    for other in others:
+        found, states_too = run(other(federation), rounds)
+        assert same_rounds(found, expected)
+        assert states.keys() == states_too.keys()
+        assert all(trees.equal(states[k], states_too[k]) for k in states)
+
+
+def pool(workers: int) -> Callable[[Federation], Engine]:
+    return lambda federation: Processes(federation, workers)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_one_two_and_four_workers_give_the_bits_of_the_serial_engine(name: str) -> None:
+    assert_engines_agree(small(name), pool(1), pool(2), pool(4))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_another_seed_gives_other_bits(name: str) -> None:
+    federation = small(name)
+    one, two = (run(Serial(f), rounds=1)[0][-1] for f in (federation, federation._replace(seed=6)))
+    assert not trees.equal(one.server, two.server)
+
+
+def test_convolutions_give_the_same_bits_too() -> None:
+    algorithm = ALGORITHMS["lr-bpfl"](**{"mask_steps": 2, "model_steps": 2, "adapt_steps": 2})
+    assert_engines_agree(noise(algorithm, cnn(3, (1, 8, 8)), (1, 8, 8), clients=3), pool(2), rounds=2)
+
+
+def test_spawned_workers_give_the_same_bits_too() -> None:
+    federation = small("fedavg")
+    expected, _ = run(Serial(federation), rounds=2)
+    found, _ = run(Processes(federation._replace(device="cpu:0"), 1), rounds=2)  # not "cpu": workers do not fork
+    assert same_rounds(found, expected)
+
+
+def test_what_a_client_took_from_its_message_is_kept_whole() -> None:
+    assert_engines_agree(line(Hoarder()), pool(1), pool(2))
+
+
+def test_clients_that_fail_make_no_difference_between_engines() -> None:
+    for script in ("nan", "raise", "shape", "big"):
+        federation = line(Scripted(update=script, predicting="raise", culprits=(1, 2)))
+        expected, _ = run(Serial(federation))
+        found, _ = run(Processes(federation, 2))
+        assert same_rounds(found, expected)
+        assert any(round.failures for round in expected)
+        assert expected[-1].evaluations[1].result is None

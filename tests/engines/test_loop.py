@@ -1,0 +1,192 @@
+"""The round loop: who takes part, what is averaged, what is counted and what is told."""
+
+import re
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lrbpfl import trees
+from lrbpfl.algorithms.fedavg import FedAvg
+from lrbpfl.algorithms.protocol import Task
+from lrbpfl.engines.loop import Engine, Round, federate, sample_clients
+from lrbpfl.engines.processes import Processes
+from lrbpfl.engines.serial import Serial
+from lrbpfl.engines.work import Federation, fresh_state, update_client
+from lrbpfl.errors import BadInput
+from lrbpfl.rng import generator
+from lrbpfl.trees import Tree
+from tests.engines.fakes import Scripted, line, same_rounds
+
+SEED = 3
+
+
+def test_a_cohort_is_distinct_and_in_rising_order() -> None:
+    for t in range(50):
+        cohort = sample_clients(9, 4, SEED, t)
+        assert len(cohort) == 4
+        assert sorted(set(cohort)) == cohort
+        assert set(cohort) <= set(range(9))
+
+
+def test_a_cohort_depends_on_seed_and_round_alone() -> None:
+    rounds = [sample_clients(9, 4, SEED, t) for t in range(20)]
+    torch.rand(7)
+    assert rounds == [sample_clients(9, 4, SEED, t) for t in range(20)]
+    assert rounds != [sample_clients(9, 4, SEED + 1, t) for t in range(20)]
+    assert len(set(map(tuple, rounds))) > 10
+
+
+def test_every_client_is_drawn_about_as_often_as_the_others() -> None:
+    drawn = [k for t in range(400) for k in sample_clients(7, 2, SEED, t)]
+    expected = 400 * 2 / 7
+    assert all(abs(drawn.count(k) - expected) < 40 for k in range(7))  # over four standard deviations
+
+
+def test_a_cohort_of_everybody_is_everybody() -> None:
+    assert sample_clients(5, 5, SEED, 0) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("cohort", [-1, 0, 5])
+def test_a_cohort_that_cannot_be_drawn_is_refused(cohort: int) -> None:
+    with pytest.raises(BadInput, match=f"cohort of {cohort} cannot be drawn from 4 clients"):
+        next(federate(Serial(line(Scripted())), rounds=1, cohort=cohort))
+
+
+def test_a_model_with_batch_statistics_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
+    federation = line(FedAvg())._replace(task=Task(model=model, num_classes=2))
+    with pytest.raises(BadInput, match="BatchNorm1d"):
+        next(federate(Serial(federation), rounds=1, cohort=2))
+
+
+def upload(federation: Federation, server: Tree, t: int, k: int) -> Tree:
+    """What client k sends in its first round, by hand."""
+    return update_client(federation, server, fresh_state(federation, k), t, k).upload
+
+
+def mean_of(federation: Federation, server: Tree, clients: list[int]) -> Tree:
+    """The mean of these clients' first uploads, weighted by their examples."""
+    return trees.mean((upload(federation, server, 0, k), len(federation.clients[k].train.y)) for k in clients)
+
+
+def first_server(federation: Federation) -> Tree:
+    return federation.algorithm.init_server(federation.task, generator(SEED, "server"))
+
+
+def test_the_server_gets_the_mean_weighted_by_examples() -> None:
+    federation = line(Scripted())
+    server = first_server(federation)
+    (only,) = federate(Serial(federation), rounds=1, cohort=4)
+    assert trees.equal(only.server, mean_of(federation, server, [0, 1, 2, 3]))
+    uploads = [upload(federation, server, 0, k)["w"].double() for k in range(4)]
+    by_hand = (4 * uploads[0] + 5 * uploads[1] + 6 * uploads[2] + 7 * uploads[3]) / 22
+    assert torch.allclose(only.server["w"].double(), by_hand, rtol=1e-6)
+
+
+FAULTS = {
+    "nan": "upload refused: w holds numbers that are not finite",
+    "one inf": "upload refused: w holds numbers that are not finite",
+    "shape": r"upload refused: w has shape \(1, 3\), not \(3,\)",
+    "dtype": r"upload refused: w has dtype torch.float64, not torch.float32",
+    "name": r"upload refused: its tensors are named \['v'\], not \['w'\]",
+    "extra": r"upload refused: its tensors are named \['v', 'w'\], not \['w'\]",
+    "nothing at all": r"upload refused: its tensors are named \[\], not \['w'\]",
+    "no tensor": "AttributeError: ",
+    "big": r"upload refused: w has shape \(10000,\), not \(3,\)",
+    "raise": r"LookupError: the disk is gone$",  # one line, although the error has two
+}
+
+
+@pytest.mark.parametrize(("workers", "culprit"), [(0, 0), (0, 2), (2, 1)])
+@pytest.mark.parametrize("script", FAULTS)
+def test_a_bad_upload_never_enters_the_mean(script: str, workers: int, culprit: int) -> None:
+    federation = line(Scripted(update=script, culprits=(culprit,)))
+    engine: Engine = Processes(federation, workers) if workers else Serial(federation)
+    with closing(engine):
+        (only,) = federate(engine, rounds=1, cohort=4)
+    good = [k for k in range(4) if k != culprit]
+    assert trees.equal(only.server, mean_of(line(Scripted()), first_server(federation), good))
+    assert only.cohort == [0, 1, 2, 3]
+    assert only.accepted == good == list(only.infos) == sorted(engine.states)
+    assert list(only.failures) == [culprit]
+    assert re.search(FAULTS[script], only.failures[culprit])
+    assert "\n" not in only.failures[culprit]
+
+
+def test_a_client_that_was_refused_keeps_the_state_it_had(tmp_path: Path) -> None:
+    federation = line(Scripted(update="nan later", culprits=(1,), marker=str(tmp_path / "marker")))
+    engine = Serial(federation)
+    rounds = federate(engine, rounds=2, cohort=4)
+    assert not next(rounds).failures
+    kept = engine.states[1]
+    assert list(next(rounds).failures) == [1]
+    assert engine.states[1] is kept
+    assert kept["seen"][0] == 1
+    assert engine.states[0]["seen"][0] == 2
+
+
+@pytest.mark.parametrize("script", ["nan", "raise"])
+def test_a_round_without_any_upload_leaves_the_server_as_it_is(script: str) -> None:
+    federation = line(Scripted(update=script, culprits=(0, 1, 2, 3)))
+    engine = Serial(federation)
+    rounds = list(federate(engine, rounds=2, cohort=2))
+    assert all(trees.equal(round.server, first_server(federation)) for round in rounds)
+    assert all(round.accepted == [] and list(round.failures) == round.cohort for round in rounds)
+    assert engine.states == {}
+    assert len(rounds[-1].evaluations) == 4
+
+
+def counted(script: str) -> Round:
+    return next(federate(Serial(line(Scripted(update=script, culprits=(1,)))), rounds=1, cohort=4))
+
+
+def test_bytes_are_those_of_the_messages_and_uploads() -> None:
+    w = 3 * 4  # three numbers of four bytes
+    assert (counted("nothing").bytes_down, counted("nothing").bytes_up) == (4 * w, 4 * w)
+    assert (counted("raise").bytes_down, counted("raise").bytes_up) == (4 * w, 3 * w)
+    assert (counted("nan").bytes_down, counted("nan").bytes_up) == (4 * w, 4 * w)  # it came all the way to be refused
+    assert (counted("big").bytes_down, counted("big").bytes_up) == (4 * w, 3 * w + 40_000)
+
+
+@pytest.mark.parametrize(("every", "judged"), [(0, [4]), (1, [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (5, [4]), (9, [4])])
+def test_everybody_is_judged_every_so_often_and_in_the_last_round(every: int, judged: list[int]) -> None:
+    rounds = list(federate(Serial(line(Scripted())), rounds=5, cohort=2, evaluate_every=every))
+    assert [round.t for round in rounds if round.evaluations] == judged
+    assert all(list(round.evaluations) == [0, 1, 2, 3] for round in rounds if round.evaluations)
+
+
+def test_a_client_that_cannot_be_judged_is_named() -> None:
+    federation = line(Scripted(predicting="raise", culprits=(2,)))
+    (only,) = federate(Serial(federation), rounds=1, cohort=4)
+    evaluation = only.evaluations[2]
+    assert evaluation.result is None
+    assert evaluation.failure is not None and evaluation.failure.startswith("LookupError: the disk")
+    assert all(only.evaluations[k].result for k in (0, 1, 3))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_replies_come_in_the_order_of_the_messages(workers: int) -> None:
+    federation = line(Scripted(update="sleep", predicting="sleep", culprits=(0, 2)))
+    seen: list[tuple[str, int, int]] = []
+    with closing(Processes(federation, workers)) as engine:
+        rounds = federate(engine, rounds=1, cohort=4, observe=lambda what, t, k: seen.append((what, t, k)))
+        (only,) = rounds
+        backwards = dict.fromkeys((3, 2, 1, 0), only.server)
+        assert [reply.client_id for reply in engine.update(backwards, 1)] == [3, 2, 1, 0]
+        assert [evaluation.client_id for evaluation in engine.evaluate(backwards, 1)] == [3, 2, 1, 0]
+    assert seen == [("update", 0, k) for k in range(4)] + [("evaluate", 0, k) for k in range(4)]
+
+
+def test_a_run_goes_on_from_a_round_as_if_it_had_never_stopped() -> None:
+    federation = line(Scripted())
+    whole = list(federate(Serial(federation), rounds=5, cohort=2, evaluate_every=2))
+    engine = Serial(federation)
+    rounds = federate(engine, rounds=5, cohort=2, evaluate_every=2)
+    first = [next(rounds), next(rounds), next(rounds)]
+    other = Serial(federation)
+    other.states.update(engine.states)
+    rest = list(federate(other, rounds=5, cohort=2, evaluate_every=2, start=(3, first[-1].server)))
+    assert same_rounds(first + rest, whole)

@@ -1,0 +1,223 @@
+"""Workers die, clients raise, consumers leave: the run goes on, says so, and keeps its bits."""
+
+import multiprocessing
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from lrbpfl import trees
+from lrbpfl.engines.loop import Reply, Round, federate
+from lrbpfl.engines.processes import Processes
+from lrbpfl.engines.serial import Serial
+from lrbpfl.engines.work import Federation
+from lrbpfl.errors import BadInput
+from lrbpfl.trees import Tree
+from tests.engines.fakes import Hoarder, Scripted, calls, line, same_rounds
+
+DEATH = "its worker died (exit code -9)"
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    return tmp_path / "marker"
+
+
+def run(federation: Federation, workers: int = 2, rounds: int = 3) -> list[Round]:
+    with closing(Processes(federation, workers)) as engine:
+        return list(federate(engine, rounds=rounds, cohort=4, evaluate_every=2))
+
+
+def undisturbed(rounds: int = 3) -> list[Round]:
+    return list(federate(Serial(line(Scripted())), rounds=rounds, cohort=4, evaluate_every=2))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_client_whose_worker_is_killed_runs_once_more(workers: int, marker: Path) -> None:
+    rounds = run(line(Scripted(update="die once", culprits=(1,), marker=str(marker))), workers)
+    assert [round.retried for round in rounds] == [{1: DEATH}, {}, {}]
+    assert same_rounds(rounds, undisturbed())
+    assert calls(marker) == 4  # killed, run again, and the two rounds after
+
+
+def test_a_client_that_kills_every_worker_is_skipped_and_named(marker: Path) -> None:
+    rounds = run(line(Scripted(update="die", culprits=(2,), marker=str(marker))))
+    assert [round.failures for round in rounds] == 3 * [{2: f"{DEATH}, 2 times"}]
+    assert [round.retried for round in rounds] == 3 * [{2: DEATH}]
+    assert [round.accepted for round in rounds] == 3 * [[0, 1, 3]]
+    assert calls(marker) == 6  # twice a round
+    assert len(rounds[-1].evaluations) == 4
+
+
+def test_all_clients_may_kill_their_workers(marker: Path) -> None:
+    (only,) = run(line(Scripted(update="die", culprits=(0, 1, 2, 3), marker=str(marker))), rounds=1)
+    assert list(only.failures) == [0, 1, 2, 3]
+    assert calls(marker) == 8
+    assert all(evaluation.result for evaluation in only.evaluations.values())
+
+
+def test_a_client_that_raises_is_skipped_with_what_it_raised(marker: Path) -> None:
+    rounds = run(line(Scripted(update="raise", culprits=(0,), marker=str(marker))))
+    assert [round.failures for round in rounds] == 3 * [{0: "LookupError: the disk is gone"}]
+    assert all(not round.retried for round in rounds)
+    assert calls(marker) == 3  # what raised once would raise again
+
+
+def test_a_client_that_died_and_then_raised_is_named_for_both(marker: Path) -> None:
+    (only,) = run(line(Scripted(update="die, then raise", culprits=(3,), marker=str(marker))), rounds=1)
+    assert only.failures == {3: "LookupError: the disk is gone"}
+    assert only.retried == {3: DEATH}
+
+
+def test_a_worker_killed_while_it_judges_is_replaced(marker: Path) -> None:
+    rounds = run(line(Scripted(predicting="die once", culprits=(1,), marker=str(marker))))
+    assert same_rounds(rounds, undisturbed())
+    assert calls(marker) == 3
+
+
+def test_a_client_that_cannot_be_judged_is_named() -> None:
+    rounds = run(line(Scripted(predicting="die", culprits=(1,))))
+    evaluation = rounds[-1].evaluations[1]
+    assert (evaluation.result, evaluation.failure) == (None, f"{DEATH}, 2 times")
+    assert all(rounds[-1].evaluations[k].result for k in (0, 2, 3))
+
+
+@pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
+def test_workers_killed_from_outside_between_rounds_are_replaced(victims: list[int]) -> None:
+    rounds = []
+    with closing(Processes(line(Scripted()), 2)) as engine:
+        for round in federate(engine, rounds=3, cohort=4, evaluate_every=2):
+            rounds.append(round)
+            for i in victims:
+                os.kill(engine._workers[i].process.pid, signal.SIGKILL)
+    assert same_rounds(rounds, undisturbed())
+
+
+def test_an_interrupt_is_left_to_the_parent() -> None:
+    rounds = []
+    with closing(Processes(line(Scripted()), 2)) as engine:
+        for round in federate(engine, rounds=3, cohort=4, evaluate_every=2):
+            rounds.append(round)
+            for worker in engine._workers:
+                os.kill(worker.process.pid, signal.SIGINT)
+    assert same_rounds(rounds, undisturbed())
+    assert not any(round.retried for round in rounds)
+
+
+def test_closing_ends_all_workers() -> None:
+    engine = Processes(line(Scripted(update="sleep", culprits=(0, 1, 2, 3))), 3)
+    replies = engine.update(messages(engine.federation, 0), 0)
+    next(replies)
+    assert len(multiprocessing.active_children()) == 3
+    engine.close()  # while they work
+    assert multiprocessing.active_children() == []
+    engine.close()
+
+
+def test_a_closed_engine_can_be_used_again() -> None:
+    engine = Processes(line(Scripted()), 2)
+    first = list(federate(engine, rounds=1, cohort=4))
+    engine.close()
+    engine.states.clear()
+    assert same_rounds(list(federate(engine, rounds=1, cohort=4)), first)
+    engine.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_there_are_never_more_workers_than_jobs() -> None:
+    with closing(Processes(line(Scripted()), 8)) as engine:
+        next(federate(engine, rounds=2, cohort=3))
+        assert len(multiprocessing.active_children()) == 3
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_an_engine_without_workers_is_refused(workers: int) -> None:
+    with pytest.raises(BadInput, match=f"{workers} workers"):
+        Processes(line(Scripted()), workers)
+
+
+def messages(federation: Federation, t: int, size: int = 3) -> dict[int, Tree]:
+    """A message of any size to everybody; `Scripted` takes them all."""
+    return {k: {"w": torch.full((size,), float(10 * t + k))} for k in range(len(federation.clients))}
+
+
+def uploads(replies: list[Reply]) -> list[Tree]:
+    return [reply.update.upload if reply.update else reply.failure for reply in replies]
+
+
+def test_leaving_early_leaves_no_stale_answers() -> None:
+    federation = line(Scripted(update="sleep", culprits=(1, 3)), clients=6)
+    with closing(Processes(federation, 3)) as engine:
+        for t in range(4):
+            replies = engine.update(messages(federation, t), t)
+            assert next(replies).client_id == 0
+            replies.close()  # type: ignore[attr-defined]
+        found = list(engine.update(messages(federation, 9), 9))
+    expected = list(Serial(federation).update(messages(federation, 9), 9))
+    assert [reply.client_id for reply in found] == list(range(6))
+    assert trees.equal(tuple(uploads(found)), tuple(uploads(expected)))
+
+
+@pytest.mark.parametrize("sizes", [(3, 5_000, 3, 20_000), (20_000, 3)])
+def test_messages_may_grow_from_round_to_round(sizes: tuple[int, ...]) -> None:
+    federation = line(Scripted())
+    with closing(Processes(federation, 2)) as engine:
+        for t, size in enumerate(sizes):
+            sent = messages(federation, t, size)
+            found, expected = list(engine.update(sent, t)), list(Serial(federation).update(sent, t))
+            assert trees.equal(tuple(uploads(found)), tuple(uploads(expected)))
+
+
+def test_a_worker_hired_for_small_messages_gets_room_for_big_ones() -> None:
+    federation = line(Scripted())
+    small, big = messages(federation, 0, 3), messages(federation, 0, 5_000)
+    with closing(Processes(federation, 2)) as engine:
+        for sent in ({0: big[0]}, {0: small[0], 1: small[1]}, {0: big[0], 1: big[1]}):
+            found, expected = list(engine.update(sent, 0)), list(Serial(federation).update(sent, 0))
+            assert trees.equal(tuple(uploads(found)), tuple(uploads(expected)))
+
+
+def test_an_upload_bigger_than_its_message_still_arrives() -> None:
+    federation = line(Scripted(update="big", culprits=(1,)))
+    with closing(Processes(federation, 2)) as engine:
+        replies = list(engine.update(messages(federation, 0), 0))
+    assert uploads(replies)[1]["w"].shape == (10_000,)
+    assert trees.equal(uploads(replies)[1], {"w": torch.ones(10_000)})
+
+
+def test_an_upload_outlives_the_next_job() -> None:
+    federation = line(Scripted())
+    with closing(Processes(federation, 1)) as engine:
+        first = list(engine.update(messages(federation, 0), 0))
+        before = [trees.tree_map(torch.clone, upload) for upload in uploads(first)]
+        list(engine.update(messages(federation, 1), 1))
+        assert trees.equal(tuple(uploads(first)), tuple(before))
+
+
+def test_states_pass_through_the_pipe_bit_for_bit() -> None:
+    payload = torch.tensor([0x7FC00001, 0x7F800000, -0x800000, -0x80000000, 1], dtype=torch.int32)
+    strange = payload.view(torch.float32)  # a NaN with a payload, both infinities, -0, the smallest number
+    with closing(Processes(line(Hoarder(), clients=1), 1)) as engine:
+        (reply,) = engine.update({0: {"a": strange, "b": torch.zeros(5)}}, 0)
+        engine.accept(0)
+        assert trees.equal(engine.states[0]["a"], strange)
+        (evaluation,) = engine.evaluate({0: {"a": torch.zeros(5), "b": torch.zeros(5)}}, 0)
+    assert evaluation.result is not None
+    assert trees.equal(evaluation.result.personal["old/a"], strange)
+    assert reply.update is not None
+    assert trees.equal(reply.update.upload["b"], strange)
+
+
+def test_workers_can_be_forked_from_a_parent_that_used_many_threads() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        torch.rand(600, 600) @ torch.rand(600, 600)
+        found = run(line(Scripted()))
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(threads)
+    assert same_rounds(found, undisturbed())

@@ -1,0 +1,66 @@
+"""What the tests of experiments share: four small clients in a folder, and a run of a second."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.config import Config, parse
+from lrbpfl.experiments.runner import Progress, start
+from lrbpfl.rng import numpy_generator
+
+NAMES = ("anna", "bert", "carl", "dora")
+Tables = dict[str, dict[str, Any]]
+Configure = Callable[..., Config]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def warm() -> None:
+    """Torch imports a good deal with the first optimiser; forked processes find it done."""
+    torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four clients of 20, 24, 28 and 32 examples, six features and three classes."""
+    path = tmp_path_factory.mktemp("clients")
+    for k, name in enumerate(NAMES):
+        rng = numpy_generator(0, name)
+        y = rng.integers(3, size=20 + 4 * k)
+        np.savez(path / f"{name}.npz", x=rng.normal(size=(len(y), 6)) + y[:, None], y=np.append(y[:-1], 2))
+    return path
+
+
+@pytest.fixture(scope="session")
+def configure(folder: Path) -> Configure:
+    """A small run on that folder; keyword arguments name sections and replace some of their keys."""
+
+    def make(**sections: dict[str, Any]) -> Config:
+        tables: Tables = {
+            "data": {"dataset": str(folder), "train_fraction": 0.5},
+            "federation": {"rounds": 4, "cohort": 2, "evaluate_every": 2, "model": "mlp"},
+            "engine": {"kind": "serial"},
+            "algorithm": {"name": "fedavg", "local_steps": 2},
+        }
+        if "name" in sections.get("algorithm", {}):
+            tables["algorithm"] = {}
+        for name, table in sections.items():
+            tables[name] = {**tables[name], **table}
+        return parse(tables)
+
+    return make
+
+
+def run(config: Config, path: Path) -> dict[str, Any]:
+    """A run from its beginning to its end; its summary."""
+    return start(config, path, build_federation(config), Progress())
+
+
+def files(path: Path) -> Iterator[Path]:
+    """All files below a folder, by their paths from there."""
+    return (file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file())

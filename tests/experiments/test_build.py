@@ -1,0 +1,175 @@
+"""From a configuration to clients, task and engine, or to a sentence about what is wrong."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lrbpfl.data import Dataset, Split, load
+from lrbpfl.engines.processes import Processes
+from lrbpfl.engines.serial import Serial
+from lrbpfl.errors import BadInput
+from lrbpfl.experiments.build import build_engine, build_federation, deal
+from lrbpfl.experiments.config import DataSection, parse
+from tests.experiments.conftest import NAMES, Configure
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load("digits")
+
+
+def same_splits(a: dict[str, Split], b: dict[str, Split]) -> bool:
+    return list(a) == list(b) and all(
+        all(map(np.array_equal, mine, yours)) for mine, yours in zip(a.values(), b.values(), strict=True)
+    )
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "labels": {"partition": "labels", "labels_per_client": 3},
+    "unbalanced labels": {"partition": "labels", "balanced": False},
+    "dirichlet": {"partition": "dirichlet", "alpha": 1.0},
+    "size": {"partition": "size", "skew": 0.5},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_seed_alone_decides_who_gets_what(kind: str, digits: Dataset) -> None:
+    section = DataSection(**KINDS[kind], clients=7)
+    first = deal(digits, section, seed=1)
+    np.random.default_rng(0).random(5)
+    assert same_splits(deal(digits, section, seed=1), first)
+    assert not same_splits(deal(digits, section, seed=2), first)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_example_goes_to_one_place(kind: str, digits: Dataset) -> None:
+    section = DataSection(**KINDS[kind], clients=7, train_fraction=0.5, validation_fraction=0.25)
+    splits = deal(digits, section, seed=1)
+    assert list(splits) == [f"client-{k}" for k in range(7)]
+    everything = np.concatenate([part for split in splits.values() for part in split])
+    assert np.array_equal(np.sort(everything), np.arange(len(digits.y)))
+    assert all(len(part) for split in splits.values() for part in split)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_test_part_does_not_depend_on_the_validation_part(kind: str, digits: Dataset) -> None:
+    section = DataSection(**KINDS[kind], clients=5, train_fraction=0.3)
+    without = deal(digits, section, seed=1)
+    with_it = deal(digits, section.model_copy(update={"validation_fraction": 0.4}), seed=1)
+    for name in without:
+        assert np.array_equal(without[name].test, with_it[name].test)
+        assert set(without[name].train) == set(with_it[name].train) | set(with_it[name].validation)
+
+
+def test_each_kind_keeps_its_promise(digits: Dataset) -> None:
+    y = digits.y.numpy()
+
+    def parts(**keys: Any) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+        return [np.concatenate(split) for split in deal(digits, DataSection(**keys, clients=10), seed=1).values()]
+
+    assert all(len(np.unique(y[part])) == 3 for part in parts(partition="labels", labels_per_client=3))
+    sizes = [len(part) for part in parts(partition="size", skew=0.0)]
+    assert max(sizes) - min(sizes) <= 1
+    skewed = [len(part) for part in parts(partition="size", skew=2.0)]
+    assert max(skewed) > 4 * min(skewed)
+    even, uneven = (
+        np.mean(
+            [np.bincount(y[part], minlength=10).max() / len(part) for part in parts(partition="dirichlet", alpha=a)]
+        )
+        for a in (1e6, 0.05)
+    )
+    assert even < 0.15 < 0.4 < uneven
+
+
+def test_labels_are_the_partition_unless_another_is_named(digits: Dataset) -> None:
+    named = deal(digits, DataSection(partition="labels"), seed=0)
+    assert same_splits(deal(digits, DataSection(), seed=0), named)
+
+
+def test_numbers_in_names_have_equal_length(digits: Dataset) -> None:
+    names = list(deal(digits, DataSection(partition="size", clients=11), seed=0))
+    assert names == [f"client-{k:02d}" for k in range(11)]
+
+
+def test_a_folder_brings_its_clients_and_their_names(configure: Configure, folder: Path) -> None:
+    federation = build_federation(configure(data={"clients": 99}))  # a natural partition brings its own
+    assert tuple(client.name for client in federation.clients) == NAMES
+    assert [len(client.train.y) for client in federation.clients] == [10, 12, 14, 16]
+    for client in federation.clients:
+        with np.load(folder / f"{client.name}.npz") as file:
+            mine = torch.cat([client.train.x, client.test.x])
+            assert sorted(map(tuple, mine.tolist())) == sorted(map(tuple, file["x"].astype(np.float32).tolist()))
+
+
+def test_a_folder_may_be_dealt_anew(configure: Configure) -> None:
+    federation = build_federation(configure(data={"partition": "size", "clients": 3}))
+    assert [client.name for client in federation.clients] == ["client-0", "client-1", "client-2"]
+
+
+def test_digits_have_no_natural_clients() -> None:
+    with pytest.raises(BadInput, match=r"data.partition = 'natural': dataset 'digits' does not say"):
+        build_federation(parse({"data": {"partition": "natural"}}))
+
+
+def test_a_cohort_larger_than_the_federation_is_refused(configure: Configure) -> None:
+    with pytest.raises(BadInput, match=r"federation.cohort = 5: there are only 4 clients"):
+        build_federation(configure(federation={"cohort": 5}))
+
+
+def test_a_client_with_one_example_is_named(configure: Configure, tmp_path: Path) -> None:
+    for name, n in (("anna", 4), ("bert", 1)):
+        np.savez(tmp_path / f"{name}.npz", x=np.zeros((n, 3)), y=np.arange(n) % 2)
+    with pytest.raises(BadInput, match=r"^bert: a client with 1 examples? cannot be split"):
+        build_federation(configure(data={"dataset": str(tmp_path)}))
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta", "", "toaster", "hpu", "cuda:99"])
+def test_a_device_that_cannot_be_used_is_refused(device: str, configure: Configure) -> None:
+    if device.startswith("cuda") and torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    with pytest.raises(BadInput) as caught:
+        build_federation(configure(engine={"device": device}))
+    assert str(caught.value).startswith(f"engine.device = {device!r} cannot be used here: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_does_not_fit_the_inputs_is_refused(configure: Configure) -> None:
+    with pytest.raises(BadInput, match=r"model 'cnn' takes images"):
+        build_federation(configure(federation={"model": "cnn"}))
+
+
+def rows(x: Tensor) -> set[tuple[float, ...]]:
+    return set(map(tuple, x.tolist()))
+
+
+def test_validation_is_judged_on_the_validation_part(configure: Configure) -> None:
+    data = {"validation_fraction": 0.3}
+    judged = build_federation(configure(data=data, federation={"evaluate_on": "validation"}))
+    final = build_federation(configure(data=data))
+    without = build_federation(configure())
+    for validating, testing, plain in zip(judged.clients, final.clients, without.clients, strict=True):
+        assert torch.equal(validating.train.x, testing.train.x)
+        assert torch.equal(testing.test.x, plain.test.x)
+        assert rows(validating.test.x) | rows(validating.train.x) == rows(plain.train.x)
+        assert not rows(validating.test.x) & rows(testing.test.x)
+
+
+def test_the_task_carries_what_the_configuration_says(configure: Configure) -> None:
+    federation = build_federation(configure(federation={"label_prior": 0.5, "seed": 7}))
+    assert (federation.task.label_prior, federation.seed, federation.task.num_classes) == (0.5, 7, 3)
+    assert federation.algorithm == configure().algorithm
+    assert not federation.task.model.training
+
+
+def test_the_engine_is_the_one_asked_for(configure: Configure) -> None:
+    federation = build_federation(configure())
+    assert isinstance(build_engine(configure(), federation), Serial)
+    three = build_engine(configure(engine={"kind": "processes", "workers": 3}), federation)
+    every = build_engine(configure(engine={"kind": "processes"}), federation)
+    assert isinstance(three, Processes) and three._size == 3
+    assert isinstance(every, Processes) and every._size == len(os.sched_getaffinity(0))
