@@ -50,15 +50,15 @@ class Display:
     def progress(self, name: str, config: Config) -> runner.Progress:
         """The listener for one run."""
         rounds, cohort, clients = config.federation.rounds, config.federation.cohort, config.data.clients
-        task = self.bar.add_task(name, total=rounds, now="", scores="")
-        return _Listener(self, name, task, rounds, {"update": cohort, "evaluate": clients}).callbacks()
+        return _Listener(self, name, rounds, {"update": cohort, "evaluate": clients}).callbacks()
 
 
 class _Listener:
     """Turns what a run tells into what a person sees."""
 
-    def __init__(self, display: Display, name: str, task: TaskID, rounds: int, expected: Mapping[str, int]) -> None:
-        self.display, self.name, self.task, self.rounds, self.expected = display, name, task, rounds, expected
+    def __init__(self, display: Display, name: str, rounds: int, expected: Mapping[str, int]) -> None:
+        self.display, self.name, self.rounds, self.expected = display, name, rounds, expected
+        self.task: TaskID | None = None
         self.done: dict[tuple[str, int], int] = {}
         self.scores = ""
         self.last_line = time.monotonic()
@@ -70,19 +70,24 @@ class _Listener:
         self.done[what, t] = self.done.get((what, t), 0) + 1
         verb = {"update": "training", "evaluate": "judging"}[what]
         now = f"{verb} clients {self.done[what, t]}/{self.expected[what]}"
-        self.display.bar.update(self.task, completed=t, now=now)
+        self._show(completed=t, now=now)
 
     def round(self, round: Round, pooled: Mapping[str, float]) -> None:
         losses = [info["loss"] for info in round.infos.values() if "loss" in info]
         loss = f"loss {sum(losses) / len(losses):.3f}" if losses else ""
         if pooled:
             self.scores = f"accuracy {100 * pooled['accuracy']:.1f} %  ECE {pooled['ece_pooled']:.3f}"
-        self.display.bar.update(self.task, completed=round.t + 1, now=loss, scores=self.scores)
+        self._show(completed=round.t + 1, now=loss)
         self._tell_events(round)
         if self.display.plain and (pooled or time.monotonic() - self.last_line > LINES_EVERY):
             self.last_line = time.monotonic()
             text = f"{self.name}: round {round.t + 1}/{self.rounds}  {loss}  {self.scores if pooled else ''}"
             self.display.console.print(text.rstrip(), markup=False)
+
+    def _show(self, *, completed: int, now: str) -> None:
+        if self.task is None:  # a run that is finished already shows no bar
+            self.task = self.display.bar.add_task(self.name, total=self.rounds, now="", scores="")
+        self.display.bar.update(self.task, completed=completed, now=now, scores=self.scores)
 
     def _tell_events(self, round: Round) -> None:
         unjudged = {k: e.failure for k, e in round.evaluations.items() if e.failure}

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from lrbpfl import trees
 from lrbpfl.trees import Tree
 
-OptimiserName = Literal["sgd", "adam"]
+OptimiserName = Literal["sgd", "momentum", "adam"]  # plain SGD, SGD with momentum 0.9, Adam
 
 
 class Data(NamedTuple):
@@ -61,4 +61,4 @@ def descend(
 def _optimiser(parameters: list[Tensor], rate: Rate) -> torch.optim.Optimizer:
     if rate.optimiser == "adam":
         return torch.optim.Adam(parameters, lr=rate.lr, fused=True)
-    return torch.optim.SGD(parameters, lr=rate.lr, fused=True)
+    return torch.optim.SGD(parameters, lr=rate.lr, momentum=0.9 if rate.optimiser == "momentum" else 0.0, fused=True)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.cli.conftest import TINY, Lrbpfl
@@ -49,7 +50,7 @@ def test_a_sentence_names_what_is_wrong(case: str, lrbpfl: Lrbpfl, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def write_client(folder: Path, name: str, x: np.ndarray, y: np.ndarray) -> None:  # type: ignore[type-arg]
+def write_client(folder: Path, name: str, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]) -> None:
     folder.mkdir(exist_ok=True)
     np.savez(folder / f"{name}.npz", x=x, y=y)
 
@@ -65,7 +66,8 @@ def write_client(folder: Path, name: str, x: np.ndarray, y: np.ndarray) -> None:
     ],
 )
 def test_bad_client_files_are_named(fault: str, words: list[str], lrbpfl: Lrbpfl, tmp_path: Path) -> None:
-    x, y = np.ones((20, 6), dtype=np.float32), np.arange(20) % 2
+    x: npt.NDArray[np.float32] = np.ones((20, 6), dtype=np.float32)
+    y: npt.NDArray[np.int64] = np.arange(20) % 2
     folder = tmp_path / "sites"
     write_client(folder, "ward-a", x, y)
     if fault == "nan":
@@ -74,8 +76,8 @@ def test_bad_client_files_are_named(fault: str, words: list[str], lrbpfl: Lrbpfl
     if fault == "negative label":
         y = y.copy()
         y[5] = -1
-    if fault in ("empty client", "one example"):
-        x, y = (part[: int(fault == "one example")] for part in (x, y))
+    kept = {"empty client": 0, "one example": 1}.get(fault, len(y))
+    x, y = x[:kept], y[:kept]
     write_client(folder, "ward-b", x, y)
     if fault == "truncated file":
         path = folder / "ward-b.npz"

@@ -23,7 +23,7 @@ def test_run_ends_with_a_table_and_where_things_are(lrbpfl: Lrbpfl, tmp_path: Pa
     assert outcome.code == 0
     summary = json.loads((tmp_path / "here" / "summary.json").read_text())["lr-bpfl"]
     assert f"{100 * summary['accuracy']:.2f}" in outcome.out
-    assert f"{summary['ece_pooled']:.3f} ({summary['ece_pooled_floor']:.3f})" in outcome.out
+    assert f"{summary['ece_pooled']:.3f}  {summary['ece_pooled_floor']:.3f}" in outcome.out
     assert "In here: config.toml" in outcome.out
     assert "own test split" in outcome.out
     assert "round 2/2" in outcome.err

@@ -43,6 +43,15 @@ def test_a_client_whose_worker_is_killed_runs_once_more(workers: int, marker: Pa
     assert calls(marker) == 4  # killed, run again, and the two rounds after
 
 
+def test_a_killed_client_is_run_again_before_the_many_that_wait(marker: Path) -> None:
+    federation = line(Scripted(update="die once", culprits=(0,), marker=str(marker)), clients=12)
+    with closing(Processes(federation, 1)) as engine:
+        (only,) = federate(engine, rounds=1, cohort=12)
+    (expected,) = federate(Serial(line(Scripted(), clients=12)), rounds=1, cohort=12)
+    assert same_rounds([only], [expected])
+    assert only.retried == {0: DEATH}
+
+
 def test_a_client_that_kills_every_worker_is_skipped_and_named(marker: Path) -> None:
     rounds = run(line(Scripted(update="die", culprits=(2,), marker=str(marker))))
     assert [round.failures for round in rounds] == 3 * [{2: f"{DEATH}, 2 times"}]

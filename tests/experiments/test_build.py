@@ -106,6 +106,13 @@ def test_a_folder_brings_its_clients_and_their_names(configure: Configure, folde
             assert sorted(map(tuple, mine.tolist())) == sorted(map(tuple, file["x"].astype(np.float32).tolist()))
 
 
+def test_the_seed_decides_which_examples_natural_clients_train_on(folder: Path) -> None:
+    section = DataSection(dataset=str(folder), train_fraction=0.5)
+    first, other = (deal(load(str(folder)), section, seed=seed) for seed in (1, 2))
+    assert same_splits(deal(load(str(folder)), section, seed=1), first)
+    assert all(set(first[name].train) != set(other[name].train) for name in NAMES)
+
+
 def test_a_folder_may_be_dealt_anew(configure: Configure) -> None:
     federation = build_federation(configure(data={"partition": "size", "clients": 3}))
     assert [client.name for client in federation.clients] == ["client-0", "client-1", "client-2"]
