@@ -93,7 +93,9 @@ def equal(a: Tree, b: Tree) -> bool:
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return torch.equal(a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8))
+    return a.numel() == 0 or torch.equal(
+        a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8)
+    )
 
 
 def fault(tree: Tree, template: Tree) -> str | None:
@@ -101,6 +103,8 @@ def fault(tree: Tree, template: Tree) -> str | None:
     got, expected = dict(named_leaves(tree)), dict(named_leaves(template))
     if got.keys() != expected.keys():
         return f"its tensors are named {sorted(got)}, not {sorted(expected)}"
+    if tree_map(lambda leaf: 0, tree) != tree_map(lambda leaf: 0, template):
+        return "its tensors are nested in another way"
     for name, leaf in got.items():
         model = expected[name]
         if leaf.shape != model.shape:

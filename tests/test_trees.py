@@ -214,3 +214,14 @@ def test_fault_says_what_is_wrong(tree: Any, says: list[str]) -> None:
 
 def test_no_fault_in_a_sound_tree() -> None:
     assert trees.fault(example(), trees.tree_map(torch.zeros_like, example())) is None
+
+
+def test_fault_sees_another_nesting() -> None:
+    x = torch.ones(2)
+    assert trees.fault((x,), {"0": x}) is not None
+    assert trees.fault({"0": x}, {"0": x}) is None
+
+
+def test_empty_tensors_are_equal_whatever_their_strides() -> None:
+    strange = torch.ones(1).expand(4)[:0]
+    assert trees.equal(strange, torch.ones(0))

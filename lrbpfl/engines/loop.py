@@ -10,7 +10,7 @@ import torch
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
 from lrbpfl.core.network import check
-from lrbpfl.engines.work import Evaluated, Federation, Trained
+from lrbpfl.engines.work import Evaluated, Federation, Trained, one_thread
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
@@ -111,7 +111,9 @@ def federate(
         accepted = ledger.accepted()
         some = next(accepted, None)
         if some is not None:
-            server = algorithm.server_aggregate(task, server, chain([some], accepted), generator(seed, "aggregate", t))
+            with one_thread():
+                updates = chain([some], accepted)
+                server = algorithm.server_aggregate(task, server, updates, generator(seed, "aggregate", t))
         last = t + 1 == rounds
         evaluations: dict[int, Evaluation] = {}
         if last or (evaluate_every and (t + 1) % evaluate_every == 0):

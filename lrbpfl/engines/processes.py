@@ -129,6 +129,8 @@ class Processes:
     def __init__(self, federation: Federation, workers: int) -> None:
         if workers < 1:
             raise BadInput(f"{workers} workers cannot run anything: at least one is needed")
+        # The first optimiser of a process imports for a second: do it here, before workers are forked.
+        torch.optim.SGD([torch.zeros(1)], lr=0.0)
         self.federation = federation
         self.states: dict[int, Tree] = {}
         self._staged: dict[int, Tree] = {}

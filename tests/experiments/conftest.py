@@ -1,5 +1,6 @@
 """What the tests of experiments share: four small clients in a folder, and a run of a second."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.experiments.build import build_federation
 from lrbpfl.experiments.config import Config, parse
 from lrbpfl.experiments.runner import Progress, start
+from lrbpfl.experiments.store import Run
 from lrbpfl.rng import numpy_generator
 
 NAMES = ("anna", "bert", "carl", "dora")
@@ -64,3 +67,30 @@ def run(config: Config, path: Path) -> dict[str, Any]:
 def files(path: Path) -> Iterator[Path]:
     """All files below a folder, by their paths from there."""
     return (file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file())
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """Everything in a run's directory that does not tell the time; tensors as bytes."""
+    found: dict[str, Any] = {str(file): (path / file).read_bytes() for file in files(path)}
+    found["metrics.jsonl"] = [line for line in Run(path).read_record() if line.get("metric") != "seconds"]
+    found["summary.json"] = {
+        name: {key: value for key, value in table.items() if key != "seconds"}
+        for name, table in json.loads(found["summary.json"]).items()
+    }
+    for name in [name for name in found if name.endswith("checkpoint.json")]:
+        found[name] = {k: v for k, v in json.loads(found[name]).items() if k != "metrics_bytes"}
+    return found
+
+
+def assert_same(path: Path, expected: dict[str, Any], *, but: tuple[str, ...] = ()) -> None:
+    """The directory holds the same files with the same bits."""
+    found = contents(path)
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if name not in but and found[name] != expected[name]] == []
+
+
+@pytest.fixture(scope="session", params=ALGORITHMS)
+def finished(request: pytest.FixtureRequest, configure: Configure, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("finished") / "run"
+    run(configure(algorithm={"name": request.param}), path)
+    return path
