@@ -93,9 +93,9 @@ def equal(a: Tree, b: Tree) -> bool:
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return a.numel() == 0 or torch.equal(
-        a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8)
-    )
+    if a.numel() == 0:
+        return True
+    return torch.equal(a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8))
 
 
 def fault(tree: Tree, template: Tree) -> str | None:
