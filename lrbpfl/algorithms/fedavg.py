@@ -11,9 +11,19 @@ from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
 from lrbpfl import trees
-from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update, log_label_prior
+from lrbpfl.algorithms.protocol import (
+    STRICT,
+    Count,
+    Info,
+    NonNegative,
+    Steps,
+    Task,
+    Update,
+    first_params,
+    log_label_prior,
+)
 from lrbpfl.core.descent import Data, Rate, batches, descend
-from lrbpfl.core.network import Params, init_params
+from lrbpfl.core.network import Params, Weights
 from lrbpfl.core.objective import nll, plain_logits, probabilities
 
 
@@ -31,10 +41,11 @@ class FedAvg:
     local_steps: Steps = 20  # R, mini-batch steps a round; 20 in the LR-BPFL paper
     lr: NonNegative = 0.1  # eta, plain SGD; 0.1 in the LR-BPFL paper
     batch_size: Count = 32  # B; 32 in the LR-BPFL paper
+    weights: Weights = "uniform"  # of w_0; torch's own, with which the rate of 0.1 is stable
 
     def init_server(self, task: Task, rng: Generator) -> Params:
         """The network w_0."""
-        return init_params(task.model, rng, pretrained=task.pretrained)
+        return first_params(task, self.weights, rng)
 
     def init_client(self, task: Task, rng: Generator) -> None:
         """Clients keep nothing."""

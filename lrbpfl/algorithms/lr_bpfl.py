@@ -24,13 +24,14 @@ from lrbpfl.algorithms.protocol import (
     Steps,
     Task,
     Update,
+    first_params,
     log_label_prior,
 )
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data, OptimiserName, Rate, batches, descend
 from lrbpfl.core.masks import Gates, Masks
-from lrbpfl.core.network import Params, init_params, maskable
+from lrbpfl.core.network import Params, Weights, maskable
 from lrbpfl.core.objective import Likelihood, free_energy, mask_logits, nll, probabilities
 
 
@@ -60,15 +61,16 @@ class LRBPFL:
     update: Literal["coordinate", "joint"] = "coordinate"  # masks first, then W (paper), or both at once (its ablation)
     mask_steps: Steps = 10  # T_L, steps on (phi, psi, gamma) a round; paper: 20
     model_steps: Steps = 20  # steps on W under the adapted mask; Algorithm 1: 1
-    adapt_steps: Steps = 20  # steps on the mask before a client predicts; paper: unspecified
+    adapt_steps: Steps = 60  # steps on the mask before a client predicts; paper: unspecified
     batch_size: Count = 32  # B; paper: 32
     mask_lr: NonNegative = 0.01  # eta of phi, psi; paper: 0.01
-    adapt_lr: NonNegative = 0.01  # the same before a client predicts; paper: unspecified
+    adapt_lr: NonNegative = 0.003  # the same before a client predicts; paper: unspecified
     gate_lr: NonNegative = 0.5  # eta of gamma; paper: 0.001
-    model_lr: NonNegative = 0.05  # eta of W; paper: 0.001
+    model_lr: NonNegative = 0.01  # eta of W; paper: 0.001
     mask_optimiser: OptimiserName = "adam"  # of phi, psi; paper: gradient descent
     gate_optimiser: OptimiserName = "sgd"  # of gamma; Adam would close all gates alike, however useful their ranks
-    model_optimiser: OptimiserName = "sgd"  # of W; paper: gradient descent
+    model_optimiser: OptimiserName = "momentum"  # of W; paper: gradient descent
+    weights: Weights = "kaiming"  # of W^0; paper: unspecified
     init_spread: NonNegative = 0.01  # standard deviation of the initial means around 1 / sqrt(r_k); paper: unspecified
     init_std: Positive = 0.05  # initial standard deviation of the posterior; paper: unspecified
 
@@ -81,12 +83,15 @@ class LRBPFL:
             "gate_lr": 0.001,
             "model_lr": 0.001,
             "mask_optimiser": "sgd",
+            "model_optimiser": "sgd",
+            "adapt_steps": 20,
+            "adapt_lr": 0.01,
         }
     }
 
     def init_server(self, task: Task, rng: Generator) -> Params:
         """The shared network W^0."""
-        return init_params(task.model, rng, pretrained=task.pretrained)
+        return first_params(task, self.weights, rng)
 
     def init_client(self, task: Task, rng: Generator) -> Gates:
         """A client keeps its gates gamma_k and nothing else."""

@@ -9,6 +9,7 @@ from pydantic import ConfigDict
 from torch import Generator, Tensor, nn
 
 from lrbpfl.core.descent import Data
+from lrbpfl.core.network import Params, Weights, init_params
 from lrbpfl.trees import Tree
 
 # Fields of an algorithm are checked wherever they come from: Python, a file, the command line.
@@ -27,7 +28,7 @@ class Task(NamedTuple):
 
     model: nn.Module  # a template: called with explicit parameters, never trained
     num_classes: int
-    pretrained: bool = False  # start from the template's own parameters instead of fresh ones
+    pretrained: bool = False  # start from the template's own parameters, whatever the algorithm would start from
     label_prior: float = 0.0  # epsilon of the client's smoothed class frequencies in the likelihood; 0 leaves them out
     public: Tensor | None = None  # unlabelled inputs at the server
 
@@ -74,6 +75,11 @@ class Algorithm(Protocol):
 
     def predict(self, task: Task, personal: Tree, x: Tensor, rng: Generator) -> Tensor:
         """Probabilities (samples, n, classes): every sample of the model, not their mean."""
+
+
+def first_params(task: Task, weights: Weights, rng: Generator) -> Params:
+    """Where training starts: the template's own parameters if they are pretrained, fresh ones otherwise."""
+    return init_params(task.model, rng, "template" if task.pretrained else weights)
 
 
 def log_label_prior(task: Task, y: Tensor) -> Tensor:

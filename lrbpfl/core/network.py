@@ -1,6 +1,6 @@
 """Any nn.Module as a function of its parameters, and which of its layers take a mask."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from lrbpfl.errors import BadInput
 
 Params = dict[str, Tensor]
+Weights = Literal["kaiming", "uniform", "template"]  # where training starts
 
 
 class Layer(NamedTuple):
@@ -61,19 +62,23 @@ def check(model: nn.Module) -> None:
         raise BadInput("the model has no Linear or Conv layer that could take a mask")
 
 
-def init_params(model: nn.Module, rng: torch.Generator, *, pretrained: bool = False) -> Params:
-    """Fresh parameters: Kaiming-normal weights and zero biases where layers take masks, the template's own elsewhere.
+def init_params(model: nn.Module, rng: torch.Generator, weights: Weights) -> Params:
+    """Starting parameters: fresh ones where layers take masks, the template's own elsewhere.
 
-    Pretrained: the template's own everywhere.
+    `kaiming`: weights N(0, 2 / fan_in), biases 0; `uniform`: both U(-b, b), b = 1 / sqrt(fan_in), which is what torch
+    gives a new layer; `template`: the template's own everywhere, as for a pretrained model.
     """
     params = {name: p.detach().clone() for name, p in model.named_parameters()}
-    for weight in () if pretrained else maskable(model):
-        fan_in = params[weight][0].numel()
-        noise = torch.randn(params[weight].shape, generator=rng)
-        params[weight] = (noise * (2.0 / fan_in) ** 0.5).to(params[weight])
+    for weight in () if weights == "template" else maskable(model):
+        scale = params[weight][0].numel() ** -0.5
         bias = weight.removesuffix("weight") + "bias"
-        if bias in params:
-            params[bias] = torch.zeros_like(params[bias])
+        for name in (weight, bias) if bias in params else (weight,):
+            shape = params[name].shape
+            if weights == "uniform":
+                fresh = (2 * torch.rand(shape, generator=rng) - 1) * scale
+            else:
+                fresh = torch.randn(shape, generator=rng) * 2**0.5 * scale if name == weight else torch.zeros(shape)
+            params[name] = fresh.to(params[name])
     return params
 
 

@@ -65,7 +65,7 @@ def _steps() -> dict[str, Callable[[], object]]:
     """One training step each on the paper's CNN: plain, with C masks of rank r, and with ranks summed."""
     rng = generator(0, "bench")
     model = cnn(10)
-    W, layers = init_params(model, rng), maskable(model)
+    W, layers = init_params(model, rng, "kaiming"), maskable(model)
     gates = {name: gating.init(RANK, 3.5) for name in layers}
     masks = masking.init(layers, gates, spread=0.1, std=0.05, rng=rng)
     batch = Data(torch.randn(BATCH, 3, 32, 32, generator=rng), torch.randint(10, (BATCH,), generator=rng))

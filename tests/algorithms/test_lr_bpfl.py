@@ -44,7 +44,7 @@ PRINTED = {
     "gate_optimiser": "sgd",
     "model_optimiser": "sgd",
 }
-UNPRINTED = {"adapt_steps", "adapt_lr", "init_spread", "init_std"}
+UNPRINTED = {"adapt_steps", "adapt_lr", "weights", "init_spread", "init_std"}
 
 
 def ranks(gates: Gates) -> dict[str, int]:
@@ -177,9 +177,10 @@ def test_without_masks_it_is_fedavg(toy: Toy, label_prior: float) -> None:
         init_std=1e-8,
         model_steps=5,
         model_lr=0.05,
+        model_optimiser="sgd",
         batch_size=n,
     )
-    fedavg = FedAvg(local_steps=5, lr=0.05, batch_size=n)
+    fedavg = FedAvg(local_steps=5, lr=0.05, batch_size=n, weights="kaiming")
     ours, theirs = (play(algorithm, toy, start(algorithm, toy), range(3)) for algorithm in (still, fedavg))
     torch.testing.assert_close(ours.server, theirs.server)
     assert not trees.equal(ours.server, start(fedavg, toy).server)

@@ -98,7 +98,7 @@ def test_the_benchmark_compares_equal_things() -> None:
     layers = maskable(model)
     gates = {name: gating.init(benchmark.RANK, 3.5) for name in layers}
     masks = masking.init(layers, gates, spread=0.1, std=0.05, rng=generator)
-    W = init_params(model, generator)
+    W = init_params(model, generator, "kaiming")
     noise = masking.draw(masks, benchmark.SAMPLES, generator)
     x = torch.randn(2, 3, 32, 32, generator=generator)
     expected = mask_logits(model, W, masks, gates, noise, x)

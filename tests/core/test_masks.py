@@ -39,7 +39,7 @@ def random_masks(model: nn.Module, gates: Gates) -> Masks:
 def random_case(model: nn.Module, gamma: list[float], samples: int) -> tuple[Params, Masks, Gates, Noises]:
     """Everything that a masked network is made of, in double precision."""
     gates = {name: torch.tensor(gamma, dtype=torch.float64) for name in maskable(model)}
-    W = {name: p.double() for name, p in init_params(model.double(), generator(0, "W")).items()}
+    W = {name: p.double() for name, p in init_params(model.double(), generator(0, "W"), "kaiming").items()}
     W |= {name: randn(*p.shape, at=name) for name, p in W.items() if name.endswith("bias")}
     masks = random_masks(model, gates)
     return W, masks, gates, masking.draw(masks, samples, generator(0, "noise"))
@@ -307,7 +307,7 @@ def test_a_mask_of_ones_changes_no_bit(rank: int, value: float) -> None:
     )
     masks = {name: Mask(*factors) for name, factors in masks.items()}
     noise = masking.draw(masks, 2, generator(0, "noise"))
-    W, x = init_params(model, generator(0, "W")), torch.randn(3, 3, 32, 32, generator=generator(0, "x"))
+    W, x = init_params(model, generator(0, "W"), "kaiming"), torch.randn(3, 3, 32, 32, generator=generator(0, "x"))
     got = mask_logits(model, W, masks, gates, noise, x)
     assert got.shape == (2, 3, 4)
     assert torch.equal(got[0], forward(model, W, x)) and torch.equal(got[1], got[0])

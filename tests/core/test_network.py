@@ -107,7 +107,7 @@ def test_computed_weights_are_left_alone() -> None:
 )
 def test_every_layer_feels_its_mask(model: nn.Module, shape: tuple[int, ...]) -> None:
     """Halving the mean of one layer's factors changes the logits, and only this layer's mask can do it."""
-    W, x = init_params(model, generator(0, "W")), torch.randn(shape, generator=generator(0, "x"))
+    W, x = init_params(model, generator(0, "W"), "kaiming"), torch.randn(shape, generator=generator(0, "x"))
     gates = {name: torch.full((1,), torch.inf) for name in maskable(model)}
     masks = masking.init(maskable(model), gates, spread=0.0, std=1e-8, rng=generator(0))
     noise = masking.draw(masks, 1, generator(0, "noise"))
@@ -183,7 +183,7 @@ def test_ordinary_models_are_accepted(model: nn.Module) -> None:
 
 def test_forward_uses_the_given_parameters() -> None:
     model, other, x = Residual(), Residual(), torch.randn(2, 3, 6, 6, generator=generator(0, "x"))
-    W = init_params(model, generator(0, "W"))
+    W = init_params(model, generator(0, "W"), "kaiming")
     other.load_state_dict(W)
     torch.testing.assert_close(forward(model, W, x), other(x))
     assert not torch.allclose(forward(model, W, x), model(x))
@@ -222,7 +222,7 @@ def test_forward_follows_shared_weights_and_shared_layers() -> None:
 @pytest.mark.parametrize(("model", "shape"), [(Residual(), (2, 3, 6, 6)), (Tied(), (2, 4))], ids=kind)
 def test_forward_leaves_module_and_parameters_alone(model: nn.Module, shape: tuple[int, ...]) -> None:
     before, own = trees.tree_map(torch.clone, dict(model.state_dict())), dict(model.named_parameters())
-    W = init_params(model, generator(0, "W"))
+    W = init_params(model, generator(0, "W"), "kaiming")
     given, copy = dict(W), trees.tree_map(torch.clone, W)
     forward(model, W, torch.randn(shape))
     assert trees.equal(dict(model.state_dict()), before)
@@ -251,10 +251,10 @@ def test_the_layout_in_memory_changes_no_value() -> None:
 
 def test_fresh_parameters_are_decided_by_the_generator() -> None:
     model = Residual()
-    first = init_params(model, generator(0))
+    first = init_params(model, generator(0), "kaiming")
     for p in model.parameters():
         nn.init.constant_(p, 7.0)
-    again, other = init_params(model, generator(0)), init_params(model, generator(1))
+    again, other = init_params(model, generator(0), "kaiming"), init_params(model, generator(1), "kaiming")
     for name in first:
         drawn = name.removesuffix("weight") in ("stem.", "depthwise.", "head.")
         assert torch.equal(first[name], again[name]) is (drawn or name.endswith(("stem.bias", "head.bias")))
@@ -263,7 +263,7 @@ def test_fresh_parameters_are_decided_by_the_generator() -> None:
 
 def test_fresh_weights_are_kaiming_and_biases_zero() -> None:
     model = cnn(10)
-    W = init_params(model, generator(0))
+    W = init_params(model, generator(0), "kaiming")
     assert W.keys() == dict(model.named_parameters()).keys()
     for name, p in W.items():
         if name.endswith("bias"):
@@ -276,18 +276,29 @@ def test_fresh_weights_are_kaiming_and_biases_zero() -> None:
 
 def test_a_grouped_convolution_counts_its_own_inputs() -> None:
     model = nn.Conv2d(64, 640, 3, groups=64)
-    assert init_params(model, generator(0))["weight"].var().item() == pytest.approx(2 / 9, rel=0.1)
+    assert init_params(model, generator(0), "kaiming")["weight"].var().item() == pytest.approx(2 / 9, rel=0.1)
 
 
 def test_other_parameters_keep_the_templates_values() -> None:
     model = Residual()
     nn.init.constant_(model.norm.weight, 3.0)
-    assert bool((init_params(model, generator(0))["norm.weight"] == 3).all())
+    assert bool((init_params(model, generator(0), "kaiming")["norm.weight"] == 3).all())
 
 
 def test_pretrained_parameters_are_the_templates() -> None:
     model = cnn(10)
     own = dict(model.named_parameters())
-    W = init_params(model, generator(0), pretrained=True)
+    W = init_params(model, generator(0), "template")
     assert trees.equal(W, own)
     assert all(not p.requires_grad and p.data_ptr() != own[name].data_ptr() for name, p in W.items())
+
+
+def test_uniform_weights_and_biases_have_torchs_bounds() -> None:
+    model = cnn(10)
+    W = init_params(model, generator(0), "uniform")
+    for name, p in model.named_parameters():
+        bound = W[name.removesuffix("bias").removesuffix("weight") + "weight"][0].numel() ** -0.5
+        assert W[name].abs().max().item() <= bound
+        assert W[name].var().item() == pytest.approx(bound**2 / 3, rel=0.5)
+        assert p.abs().max().item() <= bound + 1e-6  # torch's own draw obeys the same bound
+        assert not torch.equal(W[name], p)

@@ -83,7 +83,7 @@ def test_the_free_energy_by_hand(num_data: int, temperature: float, gate_penalty
 
 def test_plain_logits_are_one_sample() -> None:
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
-    W = init_params(model, generator(0))
+    W = init_params(model, generator(0), "kaiming")
     logits = plain_logits(model, W, x)
     assert logits.shape == (1, 4, 2)
     torch.testing.assert_close(logits[0], x @ W["weight"].T + W["bias"])
@@ -91,7 +91,7 @@ def test_plain_logits_are_one_sample() -> None:
 
 def test_mask_logits_scale_images_once() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
-    W = init_params(model, generator(0))
+    W = init_params(model, generator(0), "kaiming")
     gates = {name: torch.full((1,), math.inf) for name in maskable(model)}
     masks = masking.init(maskable(model), gates, spread=0.1, std=0.1, rng=generator(0))
     noise = masking.draw(masks, 2, generator(0))
