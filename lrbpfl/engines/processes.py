@@ -171,12 +171,9 @@ class Processes:
         due = 0
         try:
             while due < len(messages):
-                # Run ahead of the consumer, but not so far that uploads pile up.
-                for worker in [worker for worker in self._workers if worker.job is None]:
-                    if jobs and jobs[0].place < due + 4 * self._size:
-                        job = jobs.popleft()
-                        worker.send(job, messages[job.k], self._state(job.k))
+                self._dispatch(jobs, messages, due)
                 self._collect(jobs, answers)
+                self._dispatch(jobs, messages, due)  # workers first: the consumer may take its time
                 while due in answers:
                     yield answers.pop(due)
                     due += 1
@@ -184,6 +181,13 @@ class Processes:
             for worker in [worker for worker in self._workers if worker.job is not None]:
                 self._workers.remove(worker)
                 worker.stop()
+
+    def _dispatch(self, jobs: deque[Job], messages: Mapping[int, Tree], due: int) -> None:
+        """Give jobs to idle workers, ahead of the consumer but not so far that uploads pile up."""
+        for worker in self._workers:
+            if worker.job is None and jobs and jobs[0].place < due + 4 * self._size:
+                job = jobs.popleft()
+                worker.send(job, messages[job.k], self._state(job.k))
 
     def _collect(self, jobs: deque[Job], answers: dict[int, tuple[Job, Answer]]) -> None:
         """Wait until some worker answers or dies; a dead one's job goes back to the front, or is given up."""

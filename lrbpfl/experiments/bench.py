@@ -31,7 +31,7 @@ def measure(repeats: int) -> dict[str, float]:
     keep_memory()
     with one_thread():
         steps = best(_steps(), repeats)
-    workers = _rounds(max(2, repeats // 3))
+    workers = _rounds(repeats)
     plain, mask = steps["plain"], steps["mask"]
     return {
         "plain_step_seconds": plain,

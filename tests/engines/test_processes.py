@@ -230,3 +230,12 @@ def test_workers_can_be_forked_from_a_parent_that_used_many_threads() -> None:
     finally:
         torch.set_num_threads(threads)
     assert same_rounds(found, undisturbed())
+
+
+def test_a_slow_first_client_does_not_stop_the_many_that_wait() -> None:
+    """The others run ahead until the window is full, and go on once it is delivered."""
+    federation = line(Scripted(update="sleep", culprits=(0,)), clients=20)
+    with closing(Processes(federation, 2)) as engine:
+        (only,) = federate(engine, rounds=1, cohort=20)
+    (expected,) = federate(Serial(line(Scripted(), clients=20)), rounds=1, cohort=20)
+    assert same_rounds([only], [expected])
