@@ -49,7 +49,7 @@ def descend(
     losses = []
     for batch in data:
         loss = F(*groups, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for optimiser in optimisers:
             optimiser.step()
             optimiser.zero_grad()

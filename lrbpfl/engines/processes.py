@@ -48,13 +48,11 @@ class Worker:
 
     def __init__(self, federation: Federation, capacity: int) -> None:
         # Forked workers share the data with this process; where forking is unsafe, they get copies.
-        method = "fork" if sys.platform == "linux" and federation.device == "cpu" else "spawn"
-        context = multiprocessing.get_context(method)
-        self.slot = torch.empty(capacity, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        fork = sys.platform == "linux" and federation.device == "cpu"
+        context = multiprocessing.get_context("fork") if fork else multiprocessing.get_context("spawn")
+        self.slot = torch.empty(capacity, dtype=torch.uint8).share_memory_()
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(  # type: ignore[attr-defined]
-            target=serve, args=(federation, theirs, self.slot), daemon=True
-        )
+        self.process = context.Process(target=serve, args=(federation, theirs, self.slot), daemon=True)
         self.process.start()
         theirs.close()
         self.job: Job | None = None

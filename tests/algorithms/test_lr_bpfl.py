@@ -287,7 +287,7 @@ def test_a_mask_step_by_hand(toy: Toy) -> None:
     kl = sum(kl_divergence(q, prior).sum() for q in posteriors)
     penalty = sum((torch.sigmoid(gamma[1:]) ** 2).sum() for gamma in gates.values())
     F = masked_nll(run.server, masks, gates, data) + 2.5 * kl / n + 0.2 * penalty
-    F.backward()  # type: ignore[no-untyped-call]
+    F.backward()
     for mask, stepped in zip(masks.values(), after.masks.values(), strict=True):
         for q, moved in zip(mask, stepped, strict=True):
             torch.testing.assert_close(moved.mean, (q.mean - lr * q.mean.grad).detach(), rtol=1e-4, atol=1e-5)
@@ -308,7 +308,7 @@ def test_the_network_steps_under_the_adapted_mask(toy: Toy) -> None:
     W, _, info = algorithm.client_update(*args)
     expected = trees.tree_map(lambda p: p.clone().requires_grad_(), run.server)
     loss = masked_nll(expected, personal.masks, personal.gates, data)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert info["loss"] == pytest.approx(loss.item(), rel=1e-4)
     for name, w in expected.items():
         torch.testing.assert_close(W[name], (w - 0.1 * w.grad).detach(), rtol=1e-4, atol=1e-6)

@@ -117,7 +117,7 @@ def test_the_same_bits_as_training_a_module(
     for batch in batches(data, 8, 12, generator(1)):
         torch_optimiser.zero_grad()
         loss = nnf.cross_entropy(trained(batch.x), batch.y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch_optimiser.step()
         losses.append(loss.item())
     assert trees.equal(W, {name: p.detach() for name, p in trained.named_parameters()})
@@ -127,6 +127,6 @@ def test_the_same_bits_as_training_a_module(
     plain = kind(unfused.parameters(), lr=0.05, foreach=False, fused=False)
     for batch in batches(data, 8, 12, generator(1)):
         plain.zero_grad()
-        nnf.cross_entropy(unfused(batch.x), batch.y).backward()  # type: ignore[no-untyped-call]
+        nnf.cross_entropy(unfused(batch.x), batch.y).backward()
         plain.step()
     torch.testing.assert_close(W, {name: p.detach() for name, p in unfused.named_parameters()})

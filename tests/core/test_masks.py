@@ -164,7 +164,7 @@ def test_a_closed_gate_hides_whatever_its_factors_hold(rubbish: tuple[float, flo
     assert trees.equal(loss(model, W, other_masks, gates, other_noise, data), loss(model, W, masks, gates, noise, data))
 
     leaves = trees.tree_map(lambda p: p.clone().requires_grad_(), (W, other_masks, gates))
-    loss(model, leaves[0], leaves[1], leaves[2], other_noise, data).backward()  # type: ignore[no-untyped-call]
+    loss(model, leaves[0], leaves[1], leaves[2], other_noise, data).backward()
     for mask in leaves[1].values():
         for q in mask:
             for part in q:

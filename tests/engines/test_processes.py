@@ -11,7 +11,7 @@ import torch
 
 from lrbpfl import trees
 from lrbpfl.engines.loop import Reply, Round, federate
-from lrbpfl.engines.processes import Processes
+from lrbpfl.engines.processes import Processes, Worker
 from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import Federation
 from lrbpfl.errors import BadInput
@@ -33,6 +33,11 @@ def run(federation: Federation, workers: int = 2, rounds: int = 3) -> list[Round
 
 def undisturbed(rounds: int = 3) -> list[Round]:
     return list(federate(Serial(line(Scripted())), rounds=rounds, cohort=4, evaluate_every=2))
+
+
+def pid(worker: Worker) -> int:
+    assert worker.process.pid is not None
+    return worker.process.pid
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -101,7 +106,7 @@ def test_workers_killed_from_outside_between_rounds_are_replaced(victims: list[i
         for round in federate(engine, rounds=3, cohort=4, evaluate_every=2):
             rounds.append(round)
             for i in victims:
-                os.kill(engine._workers[i].process.pid, signal.SIGKILL)
+                os.kill(pid(engine._workers[i]), signal.SIGKILL)
     assert same_rounds(rounds, undisturbed())
 
 
@@ -111,7 +116,7 @@ def test_an_interrupt_is_left_to_the_parent() -> None:
         for round in federate(engine, rounds=3, cohort=4, evaluate_every=2):
             rounds.append(round)
             for worker in engine._workers:
-                os.kill(worker.process.pid, signal.SIGINT)
+                os.kill(pid(worker), signal.SIGINT)
     assert same_rounds(rounds, undisturbed())
     assert not any(round.retried for round in rounds)
 
