@@ -9,8 +9,7 @@ import torch
 
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
-from lrbpfl.core.network import check
-from lrbpfl.engines.work import Evaluated, Federation, Trained, one_thread
+from lrbpfl.engines.work import Evaluated, Federation, Trained, check_federation, one_thread
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
@@ -102,7 +101,7 @@ def federate(
     algorithm, task, clients, seed, _ = engine.federation
     if not 1 <= cohort <= len(clients):
         raise BadInput(f"a cohort of {cohort} cannot be drawn from {len(clients)} clients")
-    check(task.model)
+    check_federation(engine.federation)
     first, server = start or (0, algorithm.init_server(task, generator(seed, "server")))
     for t in range(first, rounds):
         began = time.perf_counter()

@@ -13,6 +13,8 @@ from torch import Tensor
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task
 from lrbpfl.core.descent import Data
+from lrbpfl.core.network import check
+from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
@@ -38,6 +40,21 @@ class Federation(NamedTuple):
     def to_device(self, tree: Tree) -> Tree:
         """The tree on the device where clients compute, in one memory layout: layout, too, can decide the last bit."""
         return trees.tree_map(lambda leaf: leaf.to(self.device).contiguous(), tree)
+
+
+def check_federation(federation: Federation) -> None:
+    """Refuse a model or data that would spoil a run later on, with a sentence that names the client."""
+    check(federation.task.model)
+    classes = federation.task.num_classes
+    for client in federation.clients:
+        for part, (x, y) in (("train", client.train), ("test", client.test)):
+            where = f"client {client.name!r}: its {part} data"
+            if len(y) == 0 or len(x) != len(y):
+                raise BadInput(f"{where} have {len(x)} inputs and {len(y)} labels: give as many of both, at least one")
+            if y.dtype != torch.int64 or int(y.min()) < 0 or int(y.max()) >= classes:
+                raise BadInput(f"{where} have labels that are not whole numbers (int64) from 0 to {classes - 1}")
+            if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+                raise BadInput(f"{where} hold inputs that are not finite")
 
 
 class Trained(NamedTuple):

@@ -8,13 +8,12 @@ import torch
 
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data
-from lrbpfl.core.network import check
 from lrbpfl.data import Dataset, Split, by_labels, by_size, dirichlet, load, natural, split
 from lrbpfl.data.partition import Indices
 from lrbpfl.engines.loop import Engine
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
-from lrbpfl.engines.work import ClientData, Federation
+from lrbpfl.engines.work import ClientData, Federation, check_federation
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.config import Config, DataSection
 from lrbpfl.models import MODELS
@@ -38,14 +37,15 @@ def build_federation(config: Config, *, progress: bool = False) -> Federation:
         num_classes=dataset.num_classes,
         label_prior=config.federation.label_prior,
     )
-    check(task.model)
-    return Federation(
+    federation = Federation(
         algorithm=config.algorithm,
         task=task,
         clients=clients,
         seed=config.federation.seed,
         device=_device(config.engine.device),
     )
+    check_federation(federation)
+    return federation
 
 
 def build_engine(config: Config, federation: Federation) -> Engine:

@@ -1,16 +1,19 @@
 """The round loop: who takes part, what is averaged, what is counted and what is told."""
 
+import math
 import re
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lrbpfl import trees
 from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.algorithms.protocol import Task
+from lrbpfl.core.descent import Data
 from lrbpfl.engines.loop import Engine, Round, federate, sample_clients
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
@@ -190,3 +193,29 @@ def test_a_run_goes_on_from_a_round_as_if_it_had_never_stopped() -> None:
     other.states.update(engine.states)
     rest = list(federate(other, rounds=5, cohort=2, evaluate_every=2, start=(3, first[-1].server)))
     assert same_rounds(first + rest, whole)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (lambda x, y: (x[:0], y[:0]), "0 labels"),
+        (lambda x, y: (x, y[:-1]), "as many of both"),
+        (lambda x, y: (x, y + 100), "labels that are not whole numbers"),
+        (lambda x, y: (x, y - 100), "labels that are not whole numbers"),
+        (lambda x, y: (x, y.float()), "labels that are not whole numbers"),
+        (lambda x, y: (x.double() * math.nan, y), "not finite"),
+    ],
+)
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_bad_data_are_refused_with_the_clients_name(
+    part: str, fault: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], words: str
+) -> None:
+    federation = line(Scripted())
+    good = federation.clients[2]
+    spoiled = Data(*fault(*getattr(good, part)))
+    bad = good._replace(train=spoiled) if part == "train" else good._replace(test=spoiled)
+    clients = (*federation.clients[:2], bad, *federation.clients[3:])
+    with pytest.raises(BadInput, match=words) as refused:
+        next(federate(Serial(federation._replace(clients=clients)), rounds=1, cohort=1))
+    assert repr(bad.name) in str(refused.value)
+    assert f"its {part} data" in str(refused.value)
