@@ -13,6 +13,7 @@ from lrbpfl.experiments import config
 from lrbpfl.experiments.build import deal
 
 SHADES = " ░▒▓█"
+Counts = np.ndarray[tuple[int], np.dtype[np.int64]]  # (classes,)
 
 
 def show(file: Path | None, settings: Iterable[str], *, as_json: bool) -> None:
@@ -35,27 +36,23 @@ def show(file: Path | None, settings: Iterable[str], *, as_json: bool) -> None:
     console.print(f"{len(splits)} clients, {total} examples of {len(dataset.y)}, seed {made.federation.seed}")
 
 
-def _counts(dataset: Dataset, part: Split) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _counts(dataset: Dataset, part: Split) -> Counts:
     everything = np.concatenate([part.train, part.validation, part.test])
     return np.bincount(dataset.y.numpy()[everything], minlength=dataset.num_classes)
 
 
-def _chart(
-    dataset: Dataset, splits: dict[str, Split], counts: dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]
-) -> Table:
-    """Classes as columns, shaded by how many examples of them a client has; the classes' numbers beside them."""
+def _chart(dataset: Dataset, splits: dict[str, Split], counts: dict[str, Counts]) -> Table:
+    """Few classes: a column each, shaded by how many examples of it a client has; many: the numbers of its classes."""
     few = dataset.num_classes <= 20
-    width = 2 if few else 1
-    numbers = "".join(f"{c:<2}" for c in range(dataset.num_classes))
-    header = numbers if few else f"classes 0 to {dataset.num_classes - 1}"
     table = Table(box=None, header_style="bold")
-    table.add_column("client")
+    table.add_column("client", no_wrap=True)
     for column in ("train", "valid.", "test", "labels"):
-        table.add_column(column, justify="right")
-    table.add_column(header, no_wrap=True)
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("".join(f"{c:<2}" for c in range(dataset.num_classes)) if few else "which", no_wrap=few)
     largest = max(int(row.max()) for row in counts.values())
     for name, part in splits.items():
-        shades = [SHADES[int(np.ceil(n / largest * (len(SHADES) - 1)))] for n in counts[name]]
+        shades = "".join(2 * SHADES[int(np.ceil(n / largest * (len(SHADES) - 1)))] for n in counts[name])
+        classes = np.flatnonzero(counts[name])
         sizes = [str(len(indices)) for indices in part]
-        table.add_row(name, *sizes, str(int((counts[name] > 0).sum())), "".join(s * width for s in shades))
+        table.add_row(name, *sizes, str(len(classes)), shades if few else " ".join(map(str, classes)))
     return table

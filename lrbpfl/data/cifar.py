@@ -9,6 +9,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
@@ -159,12 +160,18 @@ def _fetch(archive: Archive, packed: Path, progress: bool) -> None:
         _resume(url, part, archive.size, progress)
         part.replace(output_file)
 
-    root = packed.parent
+    root, new = packed.parent, not packed.parent.exists()
+    pooch.get_logger().setLevel("INFO" if progress else "WARNING")
     try:
         known = f"sha256:{archive.sha256}"
         pooch.retrieve(archive.url, known, fname=packed.name, path=root, downloader=download)
     except OSError as error:
         kept = part.stat().st_size if part.exists() else 0
+        if not kept:
+            with suppress(OSError):  # leave nothing behind
+                part.unlink(missing_ok=True)
+                if new:
+                    root.rmdir()
         note = f"; {kept} of {archive.size} bytes are kept for the next try" if kept else ""
         reason = f"{type(error).__name__}{note}"
         raise BadInput(f"cannot download {packed.name} ({reason}): {_advice(archive, root)}") from error
