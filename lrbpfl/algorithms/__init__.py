@@ -1,10 +1,14 @@
 """The algorithms, one file each; the registry is this literal."""
 
 from lrbpfl.algorithms.fedavg import FedAvg
+from lrbpfl.algorithms.fedavg_ft import FedAvgFT
+from lrbpfl.algorithms.local import Local
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.algorithms.protocol import Algorithm
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "lr-bpfl": LRBPFL,
     "fedavg": FedAvg,
+    "fedavg-ft": FedAvgFT,
+    "local": Local,
 }

@@ -118,9 +118,9 @@ def test_decided_by_the_seed_and_nothing_else(case: Case, method: str) -> None:
     assert trees.equal(call(method, case), one)
 
 
-@pytest.mark.parametrize("method", ["init_server", "client_update"])
-def test_another_seed_gives_another_result(case: Case, method: str) -> None:
-    assert not trees.equal(call(method, case, seed=1), call(method, case, seed=0))
+def test_another_seed_gives_another_result(case: Case, toy: Toy) -> None:
+    assert not trees.equal(start(case.algorithm, toy, seed=1), start(case.algorithm, toy, seed=0))
+    assert not trees.equal(call("client_update", case, seed=1), call("client_update", case, seed=0))
 
 
 @every_method
@@ -165,7 +165,8 @@ def test_the_upload_has_the_structure_of_the_message(case: Case) -> None:
     for update in case.updates:
         assert trees.fault(update.upload, case.message) is None
         assert structure(update.upload) == structure(case.message)
-        assert trees.nbytes(update.upload) == trees.nbytes(case.message) > 0
+        assert trees.nbytes(update.upload) == trees.nbytes(case.message)
+    assert bool(trees.leaves(case.message)) == bool(trees.leaves(case.run.server)), "a server is there to send"
 
 
 def test_an_unseen_client_is_served(case: Case) -> None:
@@ -203,8 +204,9 @@ def test_the_aggregate_depends_on_every_upload(case: Case) -> None:
     algorithm, task, server = case.algorithm, case.task, case.run.server
     everything = algorithm.server_aggregate(task, server, case.updates, generator(0))
     for i in range(3):
-        without = case.updates[:i] + case.updates[i + 1 :]
-        assert not trees.equal(algorithm.server_aggregate(task, server, without, generator(0)), everything)
+        without = algorithm.server_aggregate(task, server, case.updates[:i] + case.updates[i + 1 :], generator(0))
+        nothing_sent = not trees.leaves(case.updates[i].upload)
+        assert trees.equal(without, everything) == nothing_sent
 
 
 CLIENTS = {
@@ -247,15 +249,20 @@ def test_the_label_prior_takes_part_in_training(case: Case) -> None:
     task = case.task._replace(label_prior=1.0)
     data = blobs(torch.full((40,), 1), "one class")
     args = (case.message, case.algorithm.init_client(task, generator(0)), data)
-    without, _, _ = case.algorithm.client_update(case.task, *args, generator(0))
-    upload, _, _ = case.algorithm.client_update(task, *args, generator(0))
-    assert trees.fault(upload, case.message) is None and not trees.equal(upload, without)
+    without, kept_without, _ = case.algorithm.client_update(case.task, *args, generator(0))
+    upload, kept, _ = case.algorithm.client_update(task, *args, generator(0))
+    assert trees.fault(upload, case.message) is None
+    assert not trees.equal((upload, kept), (without, kept_without))
 
 
 def test_the_toy_is_learned(case: Case, toy: Toy) -> None:
-    begin = start(case.algorithm, toy)
-    end = play(case.algorithm, toy, begin, range(8))
-    assert accuracy(case.algorithm, toy, end) > accuracy(case.algorithm, toy, begin) + 0.15
+    """Better than a client could do without looking at x; and by its rounds, unless personalising alone learns it."""
+    blind = [(toy.test[k].y == data.y.mode().values).float().mean().item() for k, data in toy.train.items()]
+    bar = sum(blind) / len(blind) + 0.15
+    first = start(case.algorithm, toy)
+    begin, end = (accuracy(case.algorithm, toy, run) for run in (first, play(case.algorithm, toy, first, range(8))))
+    assert end > bar
+    assert begin > bar or end > begin + 0.15
 
 
 def test_uint8_images_and_deeper_models_work(case: Case) -> None:
@@ -273,12 +280,13 @@ def test_uint8_images_and_deeper_models_work(case: Case) -> None:
 
 
 def test_a_pretrained_template_is_where_training_starts(case: Case) -> None:
-    """Most of the template's numbers are in the first message (a personal head may be left out)."""
+    """Most of its numbers are in the first message, or in a client's first state (a personal head may be left out)."""
     parameters = list(case.task.model.parameters())
 
     def found(pretrained: bool) -> int:
         task = case.task._replace(pretrained=pretrained)
         message = case.algorithm.broadcast(task, case.algorithm.init_server(task, generator(0)), 0)
-        return sum(p.numel() for p in parameters if any(torch.equal(p, leaf) for leaf in trees.leaves(message)))
+        first = trees.leaves((message, case.algorithm.init_client(task, generator(0))))
+        return sum(p.numel() for p in parameters if any(torch.equal(p, leaf) for leaf in first))
 
     assert found(True) > 0.5 * sum(p.numel() for p in parameters) > found(False)
