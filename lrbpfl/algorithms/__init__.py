@@ -4,11 +4,15 @@ from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.algorithms.fedavg_ft import FedAvgFT
 from lrbpfl.algorithms.local import Local
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
+from lrbpfl.algorithms.per_fedavg import PerFedAvg
+from lrbpfl.algorithms.pfedme import PFedMe
 from lrbpfl.algorithms.protocol import Algorithm
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "lr-bpfl": LRBPFL,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
+    "per-fedavg": PerFedAvg,
+    "pfedme": PFedMe,
     "local": Local,
 }

@@ -5,12 +5,12 @@ in the experiments of the LR-BPFL paper. Every client, seen or new, predicts wit
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
 from lrbpfl import trees
+from lrbpfl.algorithms.plain import Personal, objective, personal_model, softmax
 from lrbpfl.algorithms.protocol import (
     STRICT,
     Count,
@@ -20,18 +20,9 @@ from lrbpfl.algorithms.protocol import (
     Task,
     Update,
     first_params,
-    log_label_prior,
 )
 from lrbpfl.core.descent import Data, Rate, batches, descend
 from lrbpfl.core.network import Params, Weights
-from lrbpfl.core.objective import nll, plain_logits, probabilities
-
-
-class Personal(NamedTuple):
-    """A client's predictor: the global network and the client's label prior."""
-
-    W: Params
-    log_prior: Tensor  # (classes,)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -58,13 +49,8 @@ class FedAvg:
         self, task: Task, message: Params, client: None, data: Data, rng: Generator
     ) -> tuple[Params, None, Info]:
         """R steps w <- w - eta grad f_k(w; batch)."""
-        log_prior = log_label_prior(task, data.y)
-
-        def f(w: Params, batch: Data) -> Tensor:
-            return nll(plain_logits(task.model, w, batch.x) + log_prior, batch.y)
-
         steps = batches(data, self.batch_size, self.local_steps, rng)
-        (w,), loss = descend(f, (message,), steps, (Rate("sgd", self.lr),))
+        (w,), loss = descend(objective(task, data), (message,), steps, (Rate("sgd", self.lr),))
         return w, None, {"loss": loss}
 
     def server_aggregate(self, task: Task, server: Params, updates: Iterable[Update], rng: Generator) -> Params:
@@ -74,8 +60,8 @@ class FedAvg:
 
     def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Personal:
         """The global network as it is."""
-        return Personal(W=message, log_prior=log_label_prior(task, data.y))
+        return personal_model(task, message, data)
 
     def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
         """One sample: the softmax of the global network, (1, n, classes)."""
-        return probabilities(lambda x: plain_logits(task.model, personal.W, x) + personal.log_prior, x)
+        return softmax(task, personal, x)

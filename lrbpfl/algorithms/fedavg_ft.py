@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
-from lrbpfl.algorithms.fedavg import FedAvg, Personal
-from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update, log_label_prior
+from lrbpfl.algorithms.fedavg import FedAvg
+from lrbpfl.algorithms.plain import Personal, personal_model, softmax
+from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update
 from lrbpfl.core.descent import Data
 from lrbpfl.core.network import Params, Weights
 
@@ -56,11 +57,11 @@ class FedAvgFT:
         """The global network after some more steps on the client's own training data, seen or new."""
         tuning = FedAvg(local_steps=self.ft_steps, lr=self.ft_lr, batch_size=self.batch_size)
         W, _, _ = tuning.client_update(task, message, client, data, rng)
-        return Personal(W=W, log_prior=log_label_prior(task, data.y))
+        return personal_model(task, W, data)
 
     def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
         """One sample: the softmax of the fine-tuned network, (1, n, classes)."""
-        return self._fedavg().predict(task, personal, x, rng)
+        return softmax(task, personal, x)
 
     def _fedavg(self) -> FedAvg:
         return FedAvg(local_steps=self.local_steps, lr=self.lr, batch_size=self.batch_size, weights=self.weights)

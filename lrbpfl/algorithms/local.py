@@ -17,18 +17,9 @@ from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
 from lrbpfl import trees
-from lrbpfl.algorithms.fedavg import FedAvg, Personal
-from lrbpfl.algorithms.protocol import (
-    STRICT,
-    Count,
-    Info,
-    NonNegative,
-    Steps,
-    Task,
-    Update,
-    first_params,
-    log_label_prior,
-)
+from lrbpfl.algorithms.fedavg import FedAvg
+from lrbpfl.algorithms.plain import Personal, personal_model, softmax
+from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update, first_params
 from lrbpfl.core.descent import Data
 from lrbpfl.core.network import Params, Weights
 
@@ -79,11 +70,11 @@ class Local:
         """The client's own network, with at least `min_steps` steps behind it."""
         missing = max(self.min_steps - int(client.steps), 0)
         W, _ = self._train(task, client.W, data, rng, steps=missing)
-        return Personal(W=W, log_prior=log_label_prior(task, data.y))
+        return personal_model(task, W, data)
 
     def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
         """One sample: the softmax of the client's own network, (1, n, classes)."""
-        return FedAvg().predict(task, personal, x, rng)
+        return softmax(task, personal, x)
 
     def _train(self, task: Task, W: Params, data: Data, rng: Generator, *, steps: int) -> tuple[Params, Info]:
         alone = FedAvg(local_steps=steps, lr=self.lr, batch_size=self.batch_size)

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from torch import Generator, Tensor
 
 from lrbpfl import trees
-from lrbpfl.algorithms.fedavg import FedAvg, Personal
+from lrbpfl.algorithms.fedavg import FedAvg
+from lrbpfl.algorithms.plain import Personal
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data
 from lrbpfl.core.network import Params

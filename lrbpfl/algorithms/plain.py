@@ -1,0 +1,36 @@
+"""Steps shared by the algorithms whose clients predict with one deterministic network."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lrbpfl.algorithms.protocol import Task, log_label_prior
+from lrbpfl.core.descent import Data
+from lrbpfl.core.network import Params
+from lrbpfl.core.objective import nll, plain_logits, probabilities
+
+Objective = Callable[[Params, Data], Tensor]  # f_k(w; batch)
+
+
+class Personal(NamedTuple):
+    """A client's predictor: a network and the client's label prior."""
+
+    W: Params
+    log_prior: Tensor  # (classes,)
+
+
+def objective(task: Task, data: Data) -> Objective:
+    """f_k: the mean cross-entropy on a batch of the client's data, with its label prior in the likelihood."""
+    log_prior = log_label_prior(task, data.y)
+    return lambda w, batch: nll(plain_logits(task.model, w, batch.x) + log_prior, batch.y)
+
+
+def personal_model(task: Task, W: Params, data: Data) -> Personal:
+    """The network as the client's own predictor."""
+    return Personal(W=W, log_prior=log_label_prior(task, data.y))
+
+
+def softmax(task: Task, personal: Personal, x: Tensor) -> Tensor:
+    """One sample: the softmax of the network, (1, n, classes)."""
+    return probabilities(lambda x: plain_logits(task.model, personal.W, x) + personal.log_prior, x)
