@@ -16,17 +16,24 @@ def summary_table(summary: Mapping[str, Mapping[str, Any]]) -> Table:
         "accuracy\n%", "NLL", "ECE\npooled", "its\nfloor", "ECE worst\nclient", "its\nfloor", "MB\nsent", "seconds",
     ):  # fmt: skip
         table.add_column(column, justify="right", no_wrap=True)
+    eces = ("ece_pooled", "ece_pooled_floor", "ece_worst", "ece_floor_worst")
     for name, s in summary.items():
-        eces = (s[key] for key in ("ece_pooled", "ece_pooled_floor", "ece_worst", "ece_floor_worst"))
         table.add_row(
             name,
-            f"{100 * s['accuracy']:.2f}",
-            f"{s['nll']:.3f}",
-            *(f"{value:.3f}" for value in eces),
+            _shown(s, "accuracy", ".2f", times=100),
+            *(
+                _shown(s, key, ".3f")
+                for key in ("nll", "ece_pooled", "ece_pooled_floor", "ece_worst", "ece_floor_worst")
+            ),
             f"{(s['bytes_up'] + s['bytes_down']) / 1e6:.1f}",
             f"{s['seconds']:.1f}",
         )
     return table
+
+
+def _shown(scores: Mapping[str, Any], key: str, form: str, times: float = 1) -> str:
+    """A score in this format, or a dash in a run in which no client could be judged."""
+    return f"{times * scores[key]:{form}}" if key in scores else "-"
 
 
 def _on_test(summary: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -42,4 +49,6 @@ FOOTNOTE = (
 def footnote(summary: Mapping[str, Mapping[str, Any]]) -> str:
     """What the numbers of a summary are about."""
     some = next(iter(summary.values()))
-    return FOOTNOTE.format(evaluated=some["evaluated"], clients=some["clients"], examples=some["examples"])
+    return FOOTNOTE.format(
+        evaluated=some["evaluated"], clients=some.get("clients", 0), examples=some.get("examples", 0)
+    )

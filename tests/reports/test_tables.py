@@ -1,0 +1,46 @@
+"""The table a run ends with."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from lrbpfl.reports.tables import footnote, summary_table
+
+SCORES: dict[str, Any] = {
+    "accuracy": 0.8765,
+    "nll": 0.4321,
+    "ece_pooled": 0.0312,
+    "ece_pooled_floor": 0.0029,
+    "ece_worst": 0.1271,
+    "ece_floor_worst": 0.0231,
+    "bytes_up": 1_500_000,
+    "bytes_down": 2_500_000,
+    "seconds": 12.34,
+    "clients": 20.0,
+    "examples": 54000.0,
+    "evaluated": "each client's own model after round 40, on its own test split",
+}
+
+
+def shown(summary: dict[str, dict[str, Any]]) -> str:
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(summary_table(summary))
+    return capture.get()
+
+
+def test_every_score_is_there_in_eighty_columns() -> None:
+    row = next(line for line in shown({"lr-bpfl:paper": SCORES}).splitlines() if "lr-bpfl:paper" in line)
+    assert row.split() == ["lr-bpfl:paper", "87.65", "0.432", "0.031", "0.003", "0.127", "0.023", "4.0", "12.3"]
+
+
+def test_a_run_without_scores_shows_dashes() -> None:
+    costs = {key: SCORES[key] for key in ("bytes_up", "bytes_down", "seconds", "evaluated")}
+    row = next(line for line in shown({"fedavg": costs}).splitlines() if "fedavg" in line)
+    assert row.split() == ["fedavg", *6 * ["-"], "4.0", "12.3"]
+    assert "0 clients" in footnote({"fedavg": costs})
+
+
+def test_the_footnote_says_what_was_judged() -> None:
+    assert "own test split; 20 clients, 54000 examples" in footnote({"fedavg": SCORES})
