@@ -21,10 +21,7 @@ def summary_table(summary: Mapping[str, Mapping[str, Any]]) -> Table:
         table.add_row(
             name,
             _shown(s, "accuracy", ".2f", times=100),
-            *(
-                _shown(s, key, ".3f")
-                for key in ("nll", "ece_pooled", "ece_pooled_floor", "ece_worst", "ece_floor_worst")
-            ),
+            *(_shown(s, key, ".3f") for key in ("nll", *eces)),
             f"{(s['bytes_up'] + s['bytes_down']) / 1e6:.1f}",
             f"{s['seconds']:.1f}",
         )
