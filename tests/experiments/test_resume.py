@@ -192,9 +192,16 @@ def is_running(pid: int) -> bool:
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "run"
     process = fork(digits("lr-bpfl", rounds=1000), path)
-    wait_until(lambda: rounds_done(path) >= 3)
-    workers = [int(pid) for pid in path.with_suffix(".pids").read_text().split()]
-    assert len(workers) == 2 and all(map(is_running, workers))
+    workers: list[int] = []
+
+    def two_at_work() -> bool:
+        """The file of their numbers is written anew after each round, so it may be found empty."""
+        if rounds_done(path) >= 3:
+            workers[:] = [int(pid) for pid in path.with_suffix(".pids").read_text().split()]
+        return len(workers) == 2
+
+    wait_until(two_at_work)
+    assert all(map(is_running, workers))
     os.kill(process.pid or 0, signal.SIGKILL)  # it alone
     process.join()
     wait_until(lambda: not any(map(is_running, workers)), seconds=10)
