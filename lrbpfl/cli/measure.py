@@ -13,6 +13,7 @@ from lrbpfl.experiments.doctor import examine
 
 def bench(repeats: int, *, as_json: bool) -> None:
     """Measure and print."""
+    print("measuring; the ten repeats of the default take about two minutes", file=sys.stderr)
     figures = benchmark.measure(repeats)
     if as_json:
         print(json.dumps(figures))
