@@ -53,6 +53,6 @@ def _seeded() -> None:
 @pytest.fixture(scope="session")
 def toy() -> Toy:
     clients = range(4)
-    task = Task(model=mlp(), num_classes=CLASSES, public=skewed(0, 64, "public").x)
+    task = Task(model=mlp(), num_classes=CLASSES, public=skewed(0, 64, "public").x, num_clients=len(clients))
     train = {k: skewed(k, 40 + 8 * k, "train", k) for k in clients}
     return Toy(task=task, train=train, test={k: skewed(k, 100, "test", k) for k in clients})

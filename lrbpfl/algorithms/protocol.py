@@ -31,6 +31,7 @@ class Task(NamedTuple):
     pretrained: bool = False  # start from the template's own parameters, whatever the algorithm would start from
     label_prior: float = 0.0  # epsilon of the client's smoothed class frequencies in the likelihood; 0 leaves them out
     public: Tensor | None = None  # unlabelled inputs at the server
+    num_clients: int = 0  # that take part in training, with the ids below it; 0 if nobody said how many
 
 
 class Update(NamedTuple):

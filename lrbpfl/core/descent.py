@@ -1,7 +1,8 @@
 """The one gradient loop of the package."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -20,10 +21,11 @@ class Data(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """How one group of parameters moves: the optimiser's name and its learning rate."""
+    """How one group of parameters moves: the optimiser's name, its learning rate and its weight decay."""
 
     optimiser: OptimiserName
     lr: float
+    decay: float = 0.0  # decay * parameter joins its gradient
 
 
 def batches(data: Data, batch_size: int, steps: int, rng: Generator) -> Iterator[Data]:
@@ -38,9 +40,15 @@ def batches(data: Data, batch_size: int, steps: int, rng: Generator) -> Iterator
 
 
 def descend(
-    F: Callable[..., Tensor], groups: tuple[Tree, ...], data: Iterable[Data], rates: tuple[Rate, ...]
+    F: Callable[..., Tensor],
+    groups: tuple[Tree, ...],
+    data: Iterable[Any],
+    rates: tuple[Rate, ...],
+    clip: float = math.inf,
 ) -> tuple[tuple[Tree, ...], float]:
     """One gradient step of F(*groups, batch) per batch on all groups, each at its own rate.
+
+    A gradient of all groups together that is longer than `clip` is shortened to it; a group that F left out rests.
 
     Returns the new groups and the mean of F over the steps (nan without a step). The arguments stay as they are.
     """
@@ -50,6 +58,8 @@ def descend(
     for batch in data:
         loss = F(*groups, batch)
         loss.backward()
+        if clip < math.inf:
+            torch.nn.utils.clip_grad_norm_(trees.leaves(groups), clip)
         for optimiser in optimisers:
             optimiser.step()
             optimiser.zero_grad()
@@ -60,5 +70,6 @@ def descend(
 
 def _optimiser(parameters: list[Tensor], rate: Rate) -> torch.optim.Optimizer:
     if rate.optimiser == "adam":
-        return torch.optim.Adam(parameters, lr=rate.lr, fused=True)
-    return torch.optim.SGD(parameters, lr=rate.lr, momentum=0.9 if rate.optimiser == "momentum" else 0.0, fused=True)
+        return torch.optim.Adam(parameters, lr=rate.lr, weight_decay=rate.decay, fused=True)
+    momentum = 0.9 if rate.optimiser == "momentum" else 0.0
+    return torch.optim.SGD(parameters, lr=rate.lr, momentum=momentum, weight_decay=rate.decay, fused=True)

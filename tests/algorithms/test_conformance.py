@@ -247,7 +247,7 @@ def test_the_label_prior_moves_predictions_to_the_clients_classes(case: Case) ->
 
 def test_the_label_prior_takes_part_in_training(case: Case) -> None:
     task = case.task._replace(label_prior=1.0)
-    data = blobs(torch.full((40,), 1), "one class")
+    data = blobs(torch.tensor([1, 1, 1, 2] * 10), "unequal classes")
     args = (case.message, case.algorithm.init_client(task, generator(0)), data)
     without, kept_without, _ = case.algorithm.client_update(case.task, *args, generator(0))
     upload, kept, _ = case.algorithm.client_update(task, *args, generator(0))
@@ -272,7 +272,7 @@ def test_uint8_images_and_deeper_models_work(case: Case) -> None:
     rng = generator(0, "images")
     images = torch.randint(0, 256, (20, 1, 6, 6), generator=rng, dtype=torch.uint8)
     data = Data(x=images, y=torch.arange(20) % CLASSES)
-    algorithm, task = case.algorithm, Task(model=model, num_classes=CLASSES, public=images)
+    algorithm, task = case.algorithm, Task(model=model, num_classes=CLASSES, public=images, num_clients=1)
     message = algorithm.broadcast(task, algorithm.init_server(task, rng), 0)
     upload, kept, _ = algorithm.client_update(task, message, algorithm.init_client(task, rng), data, rng)
     assert trees.fault(upload, message) is None

@@ -130,3 +130,42 @@ def test_the_same_bits_as_training_a_module(
         nnf.cross_entropy(unfused(batch.x), batch.y).backward()
         plain.step()
     torch.testing.assert_close(W, {name: p.detach() for name, p in unfused.named_parameters()})
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
+def test_weight_decay_joins_the_gradient(optimiser: OptimiserName) -> None:
+    """As if the objective had the term decay / 2 |w|^2."""
+
+    def decayed(w: Tensor, batch: Data) -> Tensor:
+        return bowl(w, batch) + 0.3 / 2 * w.square().sum()
+
+    steps = [numbered(1)] * 7
+    (got,), _ = descend(bowl, (START,), steps, (Rate(optimiser, 0.1, decay=0.3),))
+    (expected,), _ = descend(decayed, (START,), steps, (Rate(optimiser, 0.1),))
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_long_gradient_is_shortened_over_all_groups_together() -> None:
+    """The gradient is (3, 4): its length 5 becomes 1, its direction stays; a short one is left alone."""
+
+    def slope(a: Tensor, b: Tensor, batch: Data) -> Tensor:
+        return 3 * a + 4 * b
+
+    zeros, rates = (torch.zeros(()), torch.zeros(())), (Rate("sgd", 1.0), Rate("sgd", 1.0))
+    clipped, _ = descend(slope, zeros, [numbered(1)], rates, clip=1.0)
+    free, _ = descend(slope, zeros, [numbered(1)], rates, clip=5.1)
+    torch.testing.assert_close(clipped, (torch.tensor(-0.6), torch.tensor(-0.8)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(free, (torch.tensor(-3.0), torch.tensor(-4.0)))
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
+def test_a_group_that_the_objective_left_out_rests(optimiser: OptimiserName) -> None:
+    """No step by momentum alone, and none by decay."""
+
+    def alternate(a: Tensor, b: Tensor, turn: int) -> Tensor:
+        return bowl(a if turn else b, numbered(1))
+
+    (a, b), _ = descend(alternate, (START, START), [1, 1, 0, 1], (Rate(optimiser, 0.1, decay=0.1),) * 2)
+    (thrice,), _ = descend(bowl, (START,), [numbered(1)] * 3, (Rate(optimiser, 0.1, decay=0.1),))
+    (once,), _ = descend(bowl, (START,), [numbered(1)], (Rate(optimiser, 0.1, decay=0.1),))
+    assert torch.equal(a, thrice) and torch.equal(b, once)

@@ -165,7 +165,7 @@ def noise(algorithm: Algorithm, model: nn.Module, shape: tuple[int, ...], client
     parts = tuple(
         ClientData(name=f"c{k}", train=data(9 + 5 * k, "train", k), test=data(6, "test", k)) for k in range(clients)
     )
-    task = Task(model=model, num_classes=3, label_prior=0.5, public=data(16, "public").x)
+    task = Task(model=model, num_classes=3, label_prior=0.5, public=data(16, "public").x, num_clients=clients)
     return Federation(algorithm, task, parts, seed=5)
 
 
