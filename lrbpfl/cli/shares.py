@@ -25,7 +25,7 @@ def show(file: Path | None, settings: Iterable[str], *, as_json: bool) -> None:
     if as_json:
         rows = {
             name: {"train": len(part.train), "validation": len(part.validation), "test": len(part.test),
-                   "classes": {str(c): int(n) for c, n in enumerate(counts[name]) if n}}
+                   "public": len(part.public), "classes": {str(c): int(n) for c, n in enumerate(counts[name]) if n}}
             for name, part in splits.items()
         }  # fmt: skip
         print(json.dumps(rows))
@@ -37,7 +37,7 @@ def show(file: Path | None, settings: Iterable[str], *, as_json: bool) -> None:
 
 
 def _counts(dataset: Dataset, part: Split) -> Counts:
-    everything = np.concatenate([part.train, part.validation, part.test])
+    everything = np.concatenate(part)
     return np.bincount(dataset.y.numpy()[everything], minlength=dataset.num_classes)
 
 
@@ -46,7 +46,7 @@ def _chart(dataset: Dataset, splits: dict[str, Split], counts: dict[str, Counts]
     few = dataset.num_classes <= 20
     table = Table(box=None, header_style="bold")
     table.add_column("client", no_wrap=True)
-    for column in ("train", "valid.", "test", "labels"):
+    for column in ("train", "valid.", "test", "public", "labels"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("".join(f"{c:<2}" for c in range(dataset.num_classes)) if few else "which", no_wrap=few)
     largest = max(int(row.max()) for row in counts.values())

@@ -21,6 +21,7 @@ class Split(NamedTuple):
     train: Indices
     validation: Indices
     test: Indices
+    public: Indices  # given to the server, without labels
 
 
 def by_labels(
@@ -177,16 +178,23 @@ def natural(owner: npt.NDArray[Any]) -> list[Indices]:
 
 
 def split(
-    indices: Indices, *, train_fraction: float, validation_fraction: float = 0.0, rng: np.random.Generator
+    indices: Indices,
+    *,
+    train_fraction: float,
+    validation_fraction: float = 0.0,
+    public_fraction: float = 0.0,
+    rng: np.random.Generator,
 ) -> Split:
     """Shuffle one client's indices (n,) and split them; at least one for training, at least one for testing.
 
-    ``validation_fraction`` is a fraction of the training part, so the test part does not depend on it.
+    ``validation_fraction`` is a fraction of the training part, so the test part does not depend on it;
+    ``public_fraction`` is one of what is left for training then, rounded, and never takes the last example.
     """
     if not 0 < train_fraction < 1:
         raise BadInput(f"train_fraction is {train_fraction}, and must lie strictly between 0 and 1")
-    if not 0 <= validation_fraction < 1:
-        raise BadInput(f"validation_fraction is {validation_fraction}, and must be at least 0 and below 1")
+    for name, value in {"validation_fraction": validation_fraction, "public_fraction": public_fraction}.items():
+        if not 0 <= value < 1:
+            raise BadInput(f"{name} is {value}, and must be at least 0 and below 1")
     n = len(indices)
     if n < 2:
         raise BadInput(f"a client with {n} examples cannot be split: it needs one for training and one for testing")
@@ -197,8 +205,10 @@ def split(
             f"validation_fraction is {validation_fraction}"
         )
     held_out = min(max(round(validation_fraction * cut), 1), cut - 1) if validation_fraction else 0
-    shuffled = rng.permutation(indices)
-    return Split(train=shuffled[: cut - held_out], validation=shuffled[cut - held_out : cut], test=shuffled[cut:])
+    left = cut - held_out
+    own = max(left - round(public_fraction * left), 1)
+    train, public, validation, test = np.split(rng.permutation(indices), [own, left, cut])
+    return Split(train=train, validation=validation, test=test, public=public)
 
 
 def _labels(y: npt.NDArray[Any], num_classes: int) -> Indices:

@@ -43,7 +43,10 @@ class Federation(NamedTuple):
 
 
 def check_federation(federation: Federation) -> None:
-    """Refuse a model or data that would spoil a run later on, with a sentence that names the client."""
+    """Refuse what would spoil a run later on, in a sentence that names it: the model, a client's data, the task.
+
+    Which task an algorithm can work on it says itself, when it makes the server's first state.
+    """
     check(federation.task.model)
     classes = federation.task.num_classes
     for client in federation.clients:
@@ -55,6 +58,7 @@ def check_federation(federation: Federation) -> None:
                 raise BadInput(f"{where} have labels that are not whole numbers (int64) from 0 to {classes - 1}")
             if x.is_floating_point() and not bool(torch.isfinite(x).all()):
                 raise BadInput(f"{where} hold inputs that are not finite")
+    federation.algorithm.init_server(federation.task, generator(federation.seed, "server"))
 
 
 class Trained(NamedTuple):

@@ -1,10 +1,11 @@
 """From a configuration to everything a run needs: data dealt to clients, task, engine."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data
@@ -36,6 +37,8 @@ def build_federation(config: Config, *, progress: bool = False) -> Federation:
         model=MODELS[config.federation.model](dataset.num_classes, shape).eval(),
         num_classes=dataset.num_classes,
         label_prior=config.federation.label_prior,
+        public=_public(dataset, splits.values(), config.data),
+        num_clients=len(clients),
     )
     federation = Federation(
         algorithm=config.algorithm,
@@ -72,6 +75,7 @@ def deal(dataset: Dataset, config: DataSection, seed: int) -> dict[str, Split]:
                 part,
                 train_fraction=config.train_fraction,
                 validation_fraction=config.validation_fraction,
+                public_fraction=config.public_fraction or 0.0,
                 rng=numpy_generator(seed, "split", k),
             )
         except BadInput as error:
@@ -105,6 +109,16 @@ def _partition(dataset: Dataset, config: DataSection, seed: int) -> list[Indices
 
 def _kind(dataset: Dataset, config: DataSection) -> str:
     return config.partition or ("labels" if dataset.owner is None else "natural")
+
+
+def _public(dataset: Dataset, splits: Iterable[Split], config: DataSection) -> Tensor | None:
+    """The inputs that clients gave to the server, without labels; None if they were not asked for any."""
+    if not config.public_fraction:
+        return None
+    chosen = np.concatenate([part.public for part in splits])
+    if not len(chosen):
+        raise BadInput(f"data.public_fraction = {config.public_fraction} of each client's training examples is none")
+    return dataset.x[torch.from_numpy(chosen)]
 
 
 def _take(dataset: Dataset, indices: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Data:

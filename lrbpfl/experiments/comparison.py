@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lrbpfl.engines.work import check_federation
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.build import build_federation
-from lrbpfl.experiments.config import Config, make_algorithm, parse, unknown
+from lrbpfl.experiments.config import Config, asked_public_fraction, make_algorithm, parse, unknown
 from lrbpfl.experiments.runner import Progress, resume, start
 from lrbpfl.experiments.store import create_directory, read_tables, versions, write_file
 
@@ -21,8 +22,10 @@ def plan(tables: Mapping[str, Any], names: Sequence[str]) -> dict[str, Config]:
         if name not in names:
             raise unknown("algorithm of this comparison", name, names)
     common = {section: table for section, table in tables.items() if section != "algorithm"}
-    for name in names:
-        make_algorithm(name, {})  # an unknown name is told before anything else
+    algorithms = [make_algorithm(name, {}) for name in names]  # an unknown name is told before anything else
+    if isinstance(common.get("data", {}), dict):  # what one of them gives to the server, nobody trains on
+        asked = max(map(asked_public_fraction, algorithms), default=0.0)
+        common["data"] = {"public_fraction": asked, **common.get("data", {})}
     return {name: parse({**common, "algorithm": {**own.get(name, {}), "name": name}}) for name in names}
 
 
@@ -31,6 +34,8 @@ def compare(
 ) -> dict[str, Any]:
     """A new comparison; its summary."""
     federation = build_federation(next(iter(configs.values())), progress=loading)
+    for config in configs.values():
+        check_federation(federation._replace(algorithm=config.algorithm))
     create_directory(path, _tables(configs))
     summary: dict[str, Any] = {}
     for name, config in configs.items():

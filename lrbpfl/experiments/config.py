@@ -38,6 +38,8 @@ class DataSection(Section):
     skew: Annotated[float, Field(ge=0)] = 1.0  # of the sizes in the partition by size; 0: equal
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the training part
+    # Of what is left for training: moved to the server, without labels. None: as much as the algorithm asks for.
+    public_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
 
 
 class FederationSection(Section):
@@ -104,12 +106,16 @@ def parse(tables: Mapping[str, Any]) -> Config:
             raise unknown("section", name, (*SECTIONS, "algorithm"))
     fields = dict(_table("algorithm", tables.get("algorithm", {})))
     full_name = fields.pop("name", "lr-bpfl")
+    data = _section("data", DataSection, tables)
+    algorithm = make_algorithm(full_name, fields)
+    if data.public_fraction is None:
+        data = data.model_copy(update={"public_fraction": asked_public_fraction(algorithm)})
     config = Config(
-        data=_section("data", DataSection, tables),
+        data=data,
         federation=_section("federation", FederationSection, tables),
         engine=_section("engine", EngineSection, tables),
         algorithm_name=full_name,
-        algorithm=make_algorithm(full_name, fields),
+        algorithm=algorithm,
     )
     _cross_check(config)
     return config
@@ -129,6 +135,11 @@ def make_algorithm(full_name: str, fields: Mapping[str, Any]) -> Algorithm:
     except ValidationError as error:
         known = [field.name for field in dataclasses.fields(kind)]
         raise _explain("algorithm", error, known) from None
+
+
+def asked_public_fraction(algorithm: Algorithm) -> float:
+    """The share of the clients' training examples that this algorithm wants at the server; most want none."""
+    return float(getattr(algorithm, "PUBLIC", 0.0))
 
 
 def _section(name: str, model: type[S], tables: Mapping[str, Any]) -> S:

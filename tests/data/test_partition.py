@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrbpfl.data import PARTITIONS, by_labels, by_size, dirichlet, natural, split
+from lrbpfl.data import PARTITIONS, Split, by_labels, by_size, dirichlet, natural, split
 from lrbpfl.data.partition import Indices
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import numpy_generator
@@ -196,6 +196,25 @@ def test_split(n: int, train: float, validation: float, seed: int) -> None:
         assert np.array_equal(np.concatenate(parts[:2]), plain.train)
         assert min(len(parts.train), len(parts.validation)) >= 1
         assert abs(len(parts.validation) - validation * len(plain.train)) <= 1
+
+
+@pytest.mark.parametrize(("fraction", "given"), [(0.0, 0), (0.04, 1), (0.3, 6), (0.99, 19)])
+def test_what_the_server_gets_comes_out_of_the_training_part(fraction: float, given: int) -> None:
+    """20 of 50 examples are left for training once 5 are held out; the other parts stay as they are."""
+
+    def parts(public: float) -> Split:
+        rng = numpy_generator(0)
+        return split(np.arange(50), train_fraction=0.5, validation_fraction=0.2, public_fraction=public, rng=rng)
+
+    without, got = parts(0.0), parts(fraction)
+    assert len(got.public) == given
+    assert np.array_equal(np.concatenate([got.train, got.public]), without.train)
+    assert np.array_equal(got.validation, without.validation) and np.array_equal(got.test, without.test)
+
+
+def test_the_last_training_example_stays_with_its_client() -> None:
+    got = split(np.arange(4), train_fraction=0.25, public_fraction=0.9, rng=numpy_generator(0))
+    assert len(got.train) == 1 and len(got.public) == 0
 
 
 def test_registry_names_every_partition() -> None:

@@ -48,7 +48,7 @@ def test_the_seed_alone_decides_who_gets_what(kind: str, digits: Dataset) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_example_goes_to_one_place(kind: str, digits: Dataset) -> None:
-    section = DataSection(**KINDS[kind], clients=7, train_fraction=0.5, validation_fraction=0.25)
+    section = DataSection(**KINDS[kind], clients=7, train_fraction=0.5, validation_fraction=0.25, public_fraction=0.1)
     splits = deal(digits, section, seed=1)
     assert list(splits) == [f"client-{k}" for k in range(7)]
     everything = np.concatenate([part for split in splits.values() for part in split])
@@ -180,3 +180,25 @@ def test_the_engine_is_the_one_asked_for(configure: Configure) -> None:
     every = build_engine(configure(engine={"kind": "processes"}), federation)
     assert isinstance(three, Processes) and three._size == 3
     assert isinstance(every, Processes) and every._size == len(os.sched_getaffinity(0))
+
+
+def test_the_server_gets_inputs_of_training_examples(configure: Configure) -> None:
+    """A quarter of 10, 12, 14 and 16 examples, rounded; nobody trains on them or is judged on them."""
+    without = build_federation(configure())
+    federation = build_federation(configure(data={"public_fraction": 0.25}))
+    assert without.task.public is None
+    assert federation.task.public is not None
+    assert [len(c.train.y) for c in federation.clients] == [8, 9, 10, 12]
+    gone = torch.cat([b.train.x[len(c.train.x) :] for b, c in zip(without.clients, federation.clients, strict=True)])
+    assert torch.equal(federation.task.public, gone)
+    for before, after in zip(without.clients, federation.clients, strict=True):
+        assert torch.equal(before.test.x, after.test.x)
+
+
+def test_a_share_that_is_nothing_is_told(configure: Configure) -> None:
+    with pytest.raises(BadInput, match=r"public_fraction = 0\.01 of each client's training examples is none"):
+        build_federation(configure(data={"public_fraction": 0.01}))
+
+
+def test_the_task_knows_how_many_take_part(configure: Configure) -> None:
+    assert build_federation(configure()).task.num_clients == len(NAMES)
