@@ -43,7 +43,7 @@ def run_(
 @app.command()
 def compare(
     algorithms: Annotated[
-        str, typer.Option("--algorithms", "-a", help="Names (or name:preset), comma separated.")
+        str, typer.Option("--algorithms", "-a", help="Names (or name:preset), comma separated; or: all.")
     ] = "lr-bpfl,fedavg",
     config: ConfigFile = None,
     settings: Settings = None,
@@ -73,6 +73,28 @@ def resume(
 
 
 @app.command()
+def tune(
+    algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="Its name, or name:preset.")] = None,
+    vary: Annotated[
+        list[str] | None, typer.Option("--vary", help="section.key=value,value: what to try; repeatable.")
+    ] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="All combinations instead of one change at a time.")] = False,
+    seeds: Annotated[int, typer.Option(help="Each row is the mean over this many seeds.", min=1)] = 1,
+    config: ConfigFile = None,
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A directory; given again, it goes on.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Try values of fields, judged by the likelihood of validation parts of training splits; no test data take part.
+
+    The same command goes on where it was cut off; runs that are in the directory already are not repeated.
+    """
+    from lrbpfl.cli import studies
+
+    studies.tune(algorithm, vary or [], config, settings or [], out, grid=grid, seeds=seeds, quiet=quiet)
+
+
+@app.command()
 def partition(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
     """Show which client would get what, without running anything."""
     from lrbpfl.cli import shares
@@ -82,13 +104,22 @@ def partition(config: ConfigFile = None, settings: Settings = None, as_json: AsJ
 
 @app.command()
 def bench(
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Instead: what each algorithm sends, keeps and computes, beside FedAvg.")
+    ] = False,
     as_json: AsJson = False,
-    repeats: Annotated[int, typer.Option(help="Each figure is the best of this many, interleaved.", min=1)] = 10,
+    repeats: Annotated[
+        int | None,
+        typer.Option(help="Each time is the best of this many, taken in turns; 10, or 3 with --cost.", min=1),
+    ] = None,
 ) -> None:
-    """Measure the speed of a mask step against plain steps, and of two workers against one."""
+    """Measure the speed of a mask step and of two workers against one; or what each algorithm costs."""
     from lrbpfl.cli import measure
 
-    measure.bench(repeats, as_json=as_json)
+    if cost:
+        measure.cost(repeats or 3, as_json=as_json)
+    else:
+        measure.bench(repeats or 10, as_json=as_json)
 
 
 @app.command()

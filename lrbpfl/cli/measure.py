@@ -1,13 +1,16 @@
-"""The commands that look at the machine: bench and doctor."""
+"""The commands that measure: bench, with or without --cost, and doctor."""
 
 import json
 import sys
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.data.datasets import default_root
 from lrbpfl.experiments import bench as benchmark
+from lrbpfl.experiments import costs as costing
 from lrbpfl.experiments.doctor import examine
 
 
@@ -26,6 +29,46 @@ def bench(repeats: int, *, as_json: bool) -> None:
             shown = f"{1000 * value:.1f} ms" if name.endswith("_seconds") else f"{value:.2f}"
             table.add_row(name.removesuffix("_seconds").replace("_", " "), shown)
     Console().print(table)
+
+
+def cost(repeats: int, *, as_json: bool) -> None:
+    """Count and time every algorithm with its default fields, and print."""
+    print("counting and timing every algorithm; the three repeats of the default take some minutes", file=sys.stderr)
+    rows = dict(costing.ratios(costing.measure({name: kind() for name, kind in ALGORITHMS.items()}, repeats)))
+    if as_json:
+        print(json.dumps({"repeats": repeats, "algorithms": rows}))
+        return
+    console = Console(highlight=False)
+    console.print(f"The paper's CNN, 10 classes, one client with {costing.EXAMPLES} examples. How many numbers are")
+    numbers = {
+        "sent\ndown": "numbers_down",
+        "sent\nup": "numbers_up",
+        "at the\nserver": "numbers_server",
+        "kept by\na client": "numbers_kept",
+        "in its own model,\nbeside the message": "numbers_own",
+    }
+    console.print(_columns(rows, numbers))
+    console.print(f"What is computed, one thread, best of {repeats}, and the ratio to a round of FedAvg:")
+    computed = {
+        "examples forward\nin a round": "examples_a_round",
+        "round\nratio": "round_ratio",
+        "per example\nratio": "example_ratio",
+        "own model\nratio": "personalise_ratio",
+        "server\nseconds": "aggregate_seconds",
+    }
+    console.print(_columns(rows, computed))
+
+
+def _columns(rows: dict[str, dict[str, float]], headings: dict[str, str]) -> Table:
+    """A row for each algorithm and a column for each heading; whole numbers are shown as such."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("algorithm", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, row in rows.items():
+        shown = (f"{row[key]:,}" if isinstance(row[key], int) else f"{row[key]:.2f}" for key in headings.values())
+        table.add_row(name, *shown)
+    return table
 
 
 def doctor() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.cli.progress import Display
 from lrbpfl.experiments import comparison, config, runner
 from lrbpfl.experiments.build import build_federation
@@ -25,7 +26,7 @@ def run(algorithm: str | None, file: Path | None, settings: Iterable[str], out: 
     out = out or _fresh(f"{made.algorithm_name}-{made.data.dataset}")
     refuse_existing(out)  # before data are loaded, which may take long
     federation = build_federation(made, progress=not quiet)
-    with _resumable(out), Display(quiet=quiet) as display:
+    with resumable(out), Display(quiet=quiet) as display:
         summary = runner.start(made, out, federation, display.progress(made.algorithm_name, made))
     _tell(summary, out)
 
@@ -34,10 +35,11 @@ def compare(
     algorithms: list[str], file: Path | None, settings: Iterable[str], out: Path | None, *, quiet: bool
 ) -> None:
     """Several algorithms, one directory each, one table."""
+    algorithms = list(ALGORITHMS) if algorithms == ["all"] else algorithms
     configs = comparison.plan(config.override(config.read(file) if file else {}, settings), algorithms)
     out = out or _fresh(f"compare-{next(iter(configs.values())).data.dataset}")
     refuse_existing(out)
-    with _resumable(out), Display(quiet=quiet) as display:
+    with resumable(out), Display(quiet=quiet) as display:
         summary = comparison.compare(configs, out, display.progress, loading=not quiet)
     _tell(summary, out)
 
@@ -45,7 +47,7 @@ def compare(
 def resume(directory: Path, *, quiet: bool) -> None:
     """Whatever is left to do in a directory."""
     several = comparison.is_comparison(directory)
-    with _resumable(directory), Display(quiet=quiet) as display:
+    with resumable(directory), Display(quiet=quiet) as display:
         if several:
             summary = comparison.resume_comparison(directory, display.progress, loading=not quiet)
         else:
@@ -55,13 +57,13 @@ def resume(directory: Path, *, quiet: bool) -> None:
 
 
 @contextmanager
-def _resumable(directory: Path) -> Iterator[None]:
-    """Ctrl-C leaves a run that can go on; say so."""
+def resumable(directory: Path, how: str = "lrbpfl resume {}") -> Iterator[None]:
+    """Ctrl-C leaves a run that can go on; say so, and how."""
     try:
         yield
     except KeyboardInterrupt:
         if directory.exists():
-            print(f"interrupted; go on with: lrbpfl resume {directory}", file=sys.stderr)
+            print(f"interrupted; go on with: {how.format(directory)}", file=sys.stderr)
         sys.exit(130)
 
 

@@ -98,7 +98,7 @@ def evaluate_client(federation: Federation, message: Tree, state: Tree, t: int, 
     )
     personal = algorithm.personalise(task, message, state, train, generator(seed, "personalise", t, k))
     samples = algorithm.predict(task, personal, test.x, generator(seed, "predict", t, k))
-    own, shared = _own_part(personal, message)
+    own, shared = own_part(personal, message)
     return Evaluated(
         predictions=reduce(samples.cpu(), test.y.cpu()),
         personal=own,
@@ -112,7 +112,7 @@ def fresh_state(federation: Federation, k: int) -> Tree:
     return federation.algorithm.init_client(federation.task, generator(federation.seed, "client", k))
 
 
-def _own_part(personal: Tree, message: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:
+def own_part(personal: Tree, message: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Split a personal model into tensors of its own and names of tensors it took over, whole, from the message."""
 
     def identity(leaf: Tensor) -> tuple[object, ...]:

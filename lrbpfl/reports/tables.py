@@ -1,10 +1,12 @@
 """Results as tables for the terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich import box
 from rich.table import Table
+
+from lrbpfl.experiments.tuning import Row
 
 
 def summary_table(summary: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -24,6 +26,25 @@ def summary_table(summary: Mapping[str, Mapping[str, Any]]) -> Table:
             *(_shown(s, key, ".3f") for key in ("nll", *eces)),
             f"{(s['bytes_up'] + s['bytes_down']) / 1e6:.1f}",
             f"{s['seconds']:.1f}",
+        )
+    return table
+
+
+def study_table(rows: Iterable[Row]) -> Table:
+    """One row per trial of a search, in the order given."""
+    table = Table(title="Judged on validation parts of training splits", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("setting")
+    for column in ("NLL", "±", "accuracy\n%", "ECE\npooled", "its\nfloor", "ECE worst\nclient", "seconds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        s = row.scores
+        table.add_row(
+            row.label,
+            _shown(s, "nll", ".3f"),
+            "" if row.nll_spread is None else f"{row.nll_spread:.3f}",
+            _shown(s, "accuracy", ".2f", times=100),
+            *(_shown(s, key, ".3f") for key in ("ece_pooled", "ece_pooled_floor", "ece_worst")),
+            _shown(s, "seconds", ".0f"),
         )
     return table
 

@@ -14,6 +14,8 @@ from lrbpfl import trees
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.protocol import Algorithm, Task, Update
 from lrbpfl.core.descent import Data
+from lrbpfl.metrics import scores
+from lrbpfl.metrics.predictions import reduce
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
 from tests.algorithms.hand import Run, accuracy, play, predict, start
@@ -175,6 +177,29 @@ def test_an_unseen_client_is_served(case: Case) -> None:
     client = algorithm.init_client(task, generator(0, "client", NEW))
     assert structure(message) == structure(case.message)
     check_probabilities(predict(algorithm, task, message, client, case.data, case.x), len(case.x))
+
+
+def test_a_client_that_was_never_drawn_is_served(case: Case, toy: Toy) -> None:
+    """Client 3 belongs to the federation, and three rounds went by without it."""
+    algorithm, task = case.algorithm, case.task
+    others = toy._replace(train={k: toy.train[k] for k in (0, 1, 2)})
+    run = play(algorithm, others, start(algorithm, others), range(3))
+    message = algorithm.broadcast(task, run.server, 3)
+    client = algorithm.init_client(task, generator(0, "client", 3))
+    check_probabilities(predict(algorithm, task, message, client, toy.train[3], toy.test[3].x), len(toy.test[3].y))
+
+
+def test_a_class_that_only_the_test_split_has_is_scored(case: Case) -> None:
+    """It may cost much, but not everything: NLL, ECE and the uncertainties stay finite."""
+    algorithm, task, data = case.algorithm, case.task, blobs(torch.tensor([0, 1] * 15), "two classes")
+    upload, kept, _ = algorithm.client_update(
+        task, case.message, algorithm.init_client(task, generator(0)), data, generator(0)
+    )
+    assert trees.fault(upload, case.message) is None
+    test = blobs(torch.tensor([3] * 10), "an unknown class")
+    probs = predict(algorithm, task, case.message, kept, data, test.x)
+    check_probabilities(probs, 10)
+    assert all(map(math.isfinite, scores(reduce(probs, test.y), seed=0).values()))
 
 
 def test_probabilities_are_probabilities(case: Case) -> None:

@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from lrbpfl.algorithms.fedavg import FedAvg
+from lrbpfl.cli import measure
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.network import init_params, maskable
@@ -140,3 +143,28 @@ def test_bad_input_leaves_no_traceback_in_a_real_process(tmp_path: Path) -> None
     assert ended.returncode == 2
     assert ended.stderr == "lrbpfl: federation.rounds = 0: input should be greater than or equal to 1\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tune_shows_the_best_first_and_goes_on(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
+    command = ("tune", "-a", "fedavg", "--vary", "algorithm.lr=0.0,0.2", *TINY, "--out", "study")
+    outcome = lrbpfl(*command)
+    assert outcome.code == 0
+    rows = json.loads((tmp_path / "study" / "study.json").read_text())
+    places = [outcome.out.index(row["label"]) for row in rows]
+    assert len(rows) == 3 and places == sorted(places)
+    assert lrbpfl(*command).out == outcome.out
+
+
+def test_tune_refuses_the_test_split(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
+    outcome = lrbpfl("tune", "--set", "federation.evaluate_on=test")
+    assert outcome.code == 2 and "validation" in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cost_names_every_algorithm(lrbpfl: Lrbpfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "ALGORITHMS", {"fedavg": partial(FedAvg, local_steps=1)})
+    outcome = lrbpfl("bench", "--cost", "--repeats", 1)
+    assert outcome.code == 0 and "1,276,234" in outcome.out
+    told = json.loads(lrbpfl("bench", "--cost", "--json", "--repeats", 1).out)
+    assert told["algorithms"]["fedavg"]["numbers_up"] == 1_276_234
+    assert told["algorithms"]["fedavg"]["round_ratio"] == 1.0

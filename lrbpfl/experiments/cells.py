@@ -1,0 +1,49 @@
+"""Runs as cells of a study: each keyed by everything that changes its numbers, and computed once."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.config import Config
+from lrbpfl.experiments.runner import Progress, resume, start
+from lrbpfl.experiments.store import fingerprint
+
+
+class Cell(NamedTuple):
+    """A cell that was run: its folder and its scores, or the reason why there are none."""
+
+    path: Path
+    scores: Mapping[str, Any]
+    failure: str | None = None
+
+
+def cell_folder(root: Path, config: Config) -> Path:
+    """Where the cell of this configuration lies."""
+    return root / fingerprint(config)[:16]
+
+
+def run_cells(
+    root: Path, configs: Mapping[str, Config], progress: Callable[[str, Config], Progress], *, loading: bool = False
+) -> Iterator[tuple[str, Cell]]:
+    """Every cell under its label, in order: finished ones as they are, others from where they were cut off.
+
+    A cell that fails is told, and does not stop the others. A finished one keeps its configuration, record, summary and
+    predictions; models and checkpoints go.
+    """
+    for label, config in configs.items():
+        folder = cell_folder(root, config)
+        try:
+            if folder.exists():
+                summary = resume(folder, progress(label, config), loading=loading)
+            else:
+                federation = build_federation(config, progress=loading)
+                summary = start(config, folder, federation, progress(label, config))
+        except Exception as error:
+            yield label, Cell(path=folder, scores={}, failure=f"{type(error).__name__}: {error}")
+            continue
+        for part in ("checkpoint", "clients"):
+            shutil.rmtree(folder / part, ignore_errors=True)
+        (folder / "shared.safetensors").unlink(missing_ok=True)
+        yield label, Cell(path=folder, scores=summary[config.algorithm_name])

@@ -1,0 +1,148 @@
+"""What each algorithm sends, keeps and computes on the paper's CNN: counted from real messages, timed in turns."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from lrbpfl import trees
+from lrbpfl.algorithms.protocol import Algorithm, Task, Update
+from lrbpfl.core.descent import Data
+from lrbpfl.engines.work import keep_memory, one_thread, own_part
+from lrbpfl.experiments.bench import best
+from lrbpfl.models import cnn
+from lrbpfl.rng import generator
+from lrbpfl.trees import Tree
+
+EXAMPLES, LABELS = 300, 2  # of the client that is measured, as in CIFAR-10 with 10 % for training and 20 clients
+CLIENTS, COHORT, PUBLIC = 20, 5, 240  # in the federation, in a round, unlabelled inputs at the server
+
+
+class Numbers(NamedTuple):
+    """How many numbers, and how many examples."""
+
+    down: int  # in a message
+    up: int  # in an upload
+    server: int  # in the server's state
+    kept: int  # in what a client keeps between rounds
+    own: int  # in a client's own model, without what it takes over from the message
+    examples: int  # that go forward through the network in one round at one client; under C masks each counts C times
+
+
+class Costs(NamedTuple):
+    """What one algorithm costs; seconds are the shortest of several goes."""
+
+    numbers: Numbers
+    round_seconds: float  # one round at one client
+    personalise_seconds: float  # its own model, before it predicts
+    aggregate_seconds: float  # the server's share of a round, once the uploads of the cohort are there
+
+
+class _Stage(NamedTuple):
+    """An algorithm with everything its functions take."""
+
+    algorithm: Algorithm
+    task: Task
+    server: Tree
+    message: Tree
+    client: Tree
+    data: Data
+
+    def update(self) -> tuple[Tree, Tree]:
+        """One round at the client: its upload and what it keeps."""
+        upload, kept, _ = self.algorithm.client_update(
+            self.task, self.message, self.client, self.data, generator(0, "update")
+        )
+        return upload, kept
+
+    def personalise(self, kept: Tree) -> Tree:
+        """The client's own model."""
+        return self.algorithm.personalise(self.task, self.message, kept, self.data, generator(0, "personalise"))
+
+    def aggregate(self, upload: Tree) -> Tree:
+        """The server's next state, from a cohort that sends the same."""
+        updates = [Update(client_id=k, num_examples=EXAMPLES, upload=upload) for k in range(COHORT)]
+        return self.algorithm.server_aggregate(self.task, self.server, updates, generator(0, "aggregate"))
+
+
+def measure(algorithms: dict[str, Algorithm], repeats: int) -> dict[str, Costs]:
+    """The costs of all algorithms, by their names; they take turns."""
+    keep_memory()
+    with one_thread():
+        stages = {name: stage(algorithm) for name, algorithm in algorithms.items()}
+        trained = {name: it.update() for name, it in stages.items()}
+        actions: dict[str, Callable[[], object]] = {}
+        for name, it in stages.items():
+            upload, kept = trained[name]
+            actions[f"{name} round"] = it.update
+            actions[f"{name} personalise"] = partial(it.personalise, kept)
+            actions[f"{name} aggregate"] = partial(it.aggregate, upload)
+        seconds = best(actions, repeats)
+        return {
+            name: Costs(
+                numbers=count(it),
+                round_seconds=seconds[f"{name} round"],
+                personalise_seconds=seconds[f"{name} personalise"],
+                aggregate_seconds=seconds[f"{name} aggregate"],
+            )
+            for name, it in stages.items()
+        }
+
+
+def stage(algorithm: Algorithm, num_classes: int = 10) -> _Stage:
+    """An algorithm before its first round on the paper's CNN; images are noise, which costs as much as any."""
+    rng = generator(0, "costs")
+
+    def images(n: int) -> torch.Tensor:
+        return torch.randint(0, 256, (n, 3, 32, 32), generator=rng, dtype=torch.uint8)
+
+    task = Task(cnn(num_classes).eval(), num_classes, public=images(PUBLIC), num_clients=CLIENTS)
+    server = algorithm.init_server(task, rng)
+    return _Stage(
+        algorithm=algorithm,
+        task=task,
+        server=server,
+        message=algorithm.broadcast(task, server, 0),
+        client=algorithm.init_client(task, rng),
+        data=Data(images(EXAMPLES), torch.arange(EXAMPLES) % LABELS),
+    )
+
+
+def count(it: _Stage) -> Numbers:
+    """Everything that can be counted, from one real round."""
+    passed = []
+    handle = it.task.model.register_forward_pre_hook(lambda module, args: passed.append(len(args[0])))
+    try:
+        upload, kept = it.update()
+        examples = sum(passed)
+    finally:
+        handle.remove()
+    own, _ = own_part(it.personalise(kept), it.message)
+    return Numbers(
+        down=trees.count(it.message),
+        up=trees.count(upload),
+        server=trees.count(it.server),
+        kept=trees.count(kept),
+        own=trees.count(own),
+        examples=examples,
+    )
+
+
+def ratios(costs: dict[str, Costs], unit: str = "fedavg") -> Iterator[tuple[str, dict[str, float]]]:
+    """A row of plain numbers for each algorithm; ratios are to a round of the algorithm called `unit`."""
+    base = costs[unit]
+    for name, (numbers, round_seconds, personalise_seconds, aggregate_seconds) in costs.items():
+        yield (
+            name,
+            {
+                **{f"numbers_{key}": value for key, value in numbers._asdict().items() if key != "examples"},
+                "examples_a_round": numbers.examples,
+                "round_seconds": round_seconds,
+                "personalise_seconds": personalise_seconds,
+                "aggregate_seconds": aggregate_seconds,
+                "round_ratio": round_seconds / base.round_seconds,
+                "example_ratio": round_seconds / numbers.examples * base.numbers.examples / base.round_seconds,
+                "personalise_ratio": personalise_seconds / base.round_seconds,
+            },
+        )

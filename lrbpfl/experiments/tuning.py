@@ -1,0 +1,92 @@
+"""A search over fields, judged on validation parts of the training splits: one change at a time, or a grid."""
+
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lrbpfl.errors import BadInput
+from lrbpfl.experiments.cells import run_cells
+from lrbpfl.experiments.config import Config, override, parse
+from lrbpfl.experiments.runner import Progress
+from lrbpfl.experiments.store import write_file
+
+UNCHANGED = "as it is"
+JUDGED = ("nll", "accuracy", "ece_pooled", "ece_pooled_floor", "ece_pooled_debiased", "ece_worst", "seconds")
+
+
+class Trial(NamedTuple):
+    """One row of a study: settings on top of the base, with one configuration for each seed."""
+
+    label: str
+    configs: tuple[Config, ...]
+
+
+class Row(NamedTuple):
+    """What a trial scored: means over its seeds, and the standard deviation of the NLL."""
+
+    label: str
+    scores: dict[str, float]
+    nll_spread: float | None  # None with a single seed
+    folders: tuple[str, ...]
+    failures: tuple[str, ...]
+
+
+def plan(tables: Mapping[str, Any], vary: Sequence[str], *, grid: bool, seeds: int) -> list[Trial]:
+    """The base first, then one trial for each change (or each combination of them, base included, in a grid)."""
+    wanted = tables.get("federation", {})
+    if isinstance(wanted, dict) and wanted.get("evaluate_on", "validation") != "validation":
+        raise BadInput("a search is judged on validation data: leave federation.evaluate_on out")
+    base = override(tables, ['federation.evaluate_on="validation"'])
+    data = base.setdefault("data", {})
+    if isinstance(data, dict):
+        data.setdefault("validation_fraction", 0.2)
+    first = parse(base).federation.seed
+
+    def trial(settings: tuple[str, ...]) -> Trial:
+        changed = override(base, settings)
+        configs = (parse(override(changed, [f"federation.seed={first + s}"])) for s in range(seeds))
+        return Trial(label=", ".join(settings) or UNCHANGED, configs=tuple(configs))
+
+    changes = [_values(text) for text in vary]
+    if grid:
+        return [trial(settings) for settings in itertools.product(*changes)]
+    return [trial(()), *(trial((setting,)) for values in changes for setting in values)]
+
+
+def _values(text: str) -> list[str]:
+    """`section.key=a,b,c` as one setting for each value."""
+    key, equals, values = text.partition("=")
+    found = [value.strip() for value in values.split(",") if value.strip()]
+    if not (equals and key.strip() and found):
+        raise BadInput(f"--vary {text!r} is not of the form section.key=value,value, e.g. algorithm.lr=0.01,0.1")
+    return [f"{key.strip()}={value}" for value in found]
+
+
+def search(
+    root: Path, trials: Sequence[Trial], progress: Callable[[str, Config], Progress], *, loading: bool = False
+) -> Iterator[Row]:
+    """Run what is not there yet; one row for each trial as it is done. The rows also go to study.json, best first."""
+    rows = []
+    for trial in trials:
+        cells = {f"{trial.label} (seed {config.federation.seed})": config for config in trial.configs}
+        done = [cell for _, cell in run_cells(root, cells, progress, loading=loading)]
+        scored = [cell.scores for cell in done if cell.scores]
+        nlls = [scores["nll"] for scores in scored]
+        row = Row(
+            label=trial.label,
+            scores={key: statistics.fmean(scores[key] for scores in scored) for key in JUDGED} if scored else {},
+            nll_spread=statistics.stdev(nlls) if len(nlls) > 1 else None,
+            folders=tuple(cell.path.name for cell in done),
+            failures=tuple(cell.failure for cell in done if cell.failure),
+        )
+        rows.append(row)
+        write_file(root / "study.json", (json.dumps([r._asdict() for r in ranked(rows)], indent=2) + "\n").encode())
+        yield row
+
+
+def ranked(rows: Sequence[Row]) -> list[Row]:
+    """The rows by their NLL, best first; those without one at the end."""
+    return sorted(rows, key=lambda row: row.scores.get("nll", float("inf")))
