@@ -2,6 +2,7 @@
 
 from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.algorithms.fedavg_ft import FedAvgFT
+from lrbpfl.algorithms.fedbe import FedBE
 from lrbpfl.algorithms.local import Local
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.algorithms.per_fedavg import PerFedAvg
@@ -12,6 +13,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "lr-bpfl": LRBPFL,
     "fedavg": FedAvg,
     "fedavg-ft": FedAvgFT,
+    "fedbe": FedBE,
     "per-fedavg": PerFedAvg,
     "pfedme": PFedMe,
     "local": Local,
