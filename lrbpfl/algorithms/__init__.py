@@ -6,6 +6,7 @@ from lrbpfl.algorithms.fedbe import FedBE
 from lrbpfl.algorithms.local import Local
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.algorithms.per_fedavg import PerFedAvg
+from lrbpfl.algorithms.pfedbayes import PFedBayes
 from lrbpfl.algorithms.pfedme import PFedMe
 from lrbpfl.algorithms.protocol import Algorithm
 
@@ -16,5 +17,6 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedbe": FedBE,
     "per-fedavg": PerFedAvg,
     "pfedme": PFedMe,
+    "pfedbayes": PFedBayes,
     "local": Local,
 }

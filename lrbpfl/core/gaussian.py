@@ -1,10 +1,11 @@
 """Factorised Gaussians: a mean and a standard deviation for every number."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as nnf
 
 
@@ -38,3 +39,64 @@ def kl(q: Gaussian, *, p: Gaussian) -> Tensor:
     """
     s_q, s_p = std(q), std(p)
     return (torch.log(s_p / s_q) + (s_q**2 + (q.mean - p.mean) ** 2) / (2 * s_p**2) - 0.5).sum()
+
+
+class Prior(NamedTuple):
+    """A Gaussian that stays as it is while others move against it: its means and its precisions, 1 / s_p^2."""
+
+    mean: Tensor
+    precision: Tensor
+
+
+def prior(p: Gaussian) -> Prior:
+    """What `draws_and_kl` needs of p, computed once for many steps; without a graph."""
+    return Prior(mean=p.mean.detach(), precision=std(p).detach().square_().reciprocal_())
+
+
+def draws_and_kl(q: Gaussian, noise: Tensor, *, p: Prior) -> tuple[tuple[Tensor, ...], Tensor]:
+    """A draw of q (n,) for each row of the noise (samples, n), and KL(q || p), p fixed.
+
+    The values and gradients of `sample` and `kl` in about half of their time: what they share is computed once, and the
+    gradients are written down instead of recorded. With d = m_q - m_p and s = s_q,
+    dKL/dm = d / s_p^2,  dKL/ds = s / s_p^2 - 1 / s,  ds/drho = sigmoid(rho).
+    """
+    outputs = _DrawsAndKL.apply(q.mean, q.rho, p.mean, p.precision, *noise.unbind())  # type: ignore[no-untyped-call]
+    *draws, divergence = outputs
+    return tuple(draws), divergence
+
+
+class _DrawsAndKL(torch.autograd.Function):
+    """Few passes over memory, most of them in place: for a million numbers that is what takes the time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, rho: Tensor, prior_mean: Tensor, precision: Tensor, *noise: Tensor
+    ) -> tuple[Tensor, ...]:
+        s = nnf.softplus(rho)
+        draws = [torch.addcmul(mean, s, g) for g in noise]
+        d = mean - prior_mean
+        by_mean, by_std = d * precision, s * precision
+        distance = torch.dot(d, by_mean)
+        ratio = torch.mul(s, by_std, out=d)  # s_q^2 / s_p^2
+        logs = _sum_of_logs(ratio)
+        divergence = 0.5 * (distance + ratio.sub_(1).sum() - logs)
+        by_std.sub_(s.reciprocal_())
+        ctx.save_for_backward(by_mean, by_std, torch.sigmoid(rho, out=d), *noise)
+        return *draws, divergence
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        by_mean, by_std, slope, *noise = ctx.saved_tensors
+        *by_draws, weight = gradients
+        of_mean, of_std = by_mean * weight, by_std * weight
+        for by_draw, g in zip(by_draws, noise, strict=True):
+            of_mean.add_(by_draw)
+            of_std.addcmul_(by_draw, g)
+        return of_mean, of_std.mul_(slope), None, None, *(None for _ in noise)
+
+
+def _sum_of_logs(x: Tensor) -> Tensor:
+    """The sum of log x (n,), from the logarithms of products of two: half as many."""
+    half = len(x) // 2
+    return (x[:half] * x[half : 2 * half]).log_().sum() + x[2 * half :].log().sum()

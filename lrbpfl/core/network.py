@@ -42,6 +42,27 @@ def maskable(model: nn.Module) -> dict[str, Layer]:
     return layers
 
 
+def head(model: nn.Module) -> tuple[str, ...]:
+    """The names of the parameters of the last layer, a Linear: its weight and, if it has one, its bias."""
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    }
+    if not layers:
+        raise BadInput("the model has no Linear layer that could be its last")
+    name, layer = list(layers.items())[-1]
+    where = f"the model's last layer, {name or 'model'!r} ({type(layer).__name__}),"
+    if not isinstance(layer, nn.Linear):
+        raise BadInput(f"{where} is not a Linear layer")
+    names = tuple(f"{name}.{part}" if name else part for part in ("weight", "bias") if getattr(layer, part) is not None)
+    held = [id(p) for m in model.modules() for p in m._parameters.values()]
+    own = dict(model.named_parameters())
+    if any(part not in own or held.count(id(own[part])) > 1 for part in names):
+        raise BadInput(f"{where} shares its parameters with another or computes them: it cannot be taken off")
+    return names
+
+
 def check(model: nn.Module) -> None:
     """Refuse what would break a promise in silence: batch statistics and noise that no seed reaches."""
     for name, module in model.named_modules():
@@ -95,6 +116,24 @@ def forward(model: nn.Module, params: Params, x: Tensor) -> Tensor:
     """Logits (batch, classes) of the model with these parameters; the module itself is never changed."""
     logits: Tensor = functional_call(model, _places(model, params), (inputs(x),), tie_weights=False)
     return logits
+
+
+def embedding(model: nn.Module, params: Params, x: Tensor) -> Tensor:
+    """What the last layer takes in, (batch, its inputs), from parameters without that layer's own.
+
+    The model runs with the identity in the last layer's place, so that its output is what went in.
+    """
+    weight, *bias = head(model)
+    own = dict(model.named_parameters())[weight]
+    width = own.shape[1]
+    identity = {weight: torch.eye(width, dtype=own.dtype, device=x.device)}
+    zeros = {name: torch.zeros(width, dtype=own.dtype, device=x.device) for name in bias}
+    out = forward(model, params | identity | zeros, x)
+    if out.shape != (len(x), width):
+        raise BadInput(
+            f"the model's last layer, {weight.removesuffix('.weight')!r}, is not the one that gives its logits"
+        )
+    return out
 
 
 def _places(model: nn.Module, params: Params) -> Params:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from lrbpfl.core.gaussian import Gaussian, gaussian, kl, sample, std
+from lrbpfl.core.gaussian import Gaussian, draws_and_kl, gaussian, kl, prior, sample, std
 from lrbpfl.rng import generator
 
 
@@ -77,3 +77,68 @@ def test_sample_moments() -> None:
 def test_sample_is_mean_plus_std_times_noise() -> None:
     q, noise = random(3), torch.tensor([0.0, 1.0, -2.0], dtype=torch.float64)
     torch.testing.assert_close((sample(q, noise) - q.mean) / torch.log1p(torch.exp(q.rho)), noise)
+
+
+def test_kl_in_numbers() -> None:
+    narrow, wide = gaussian(double(0.4), 0.05), gaussian(double(8**-0.5), 0.1)
+    assert kl(narrow, p=wide).item() == pytest.approx(0.4260, abs=5e-5)
+    assert kl(wide, p=narrow).item() == pytest.approx(1.2383, abs=5e-5)
+
+
+def gradients(q: Gaussian, weights: Tensor, *, fused: bool, p: Gaussian, noise: Tensor) -> tuple[Tensor, ...]:
+    """The draws, the KL, and the gradients in q of a sum over all of them."""
+    q = Gaussian(*(part.clone().requires_grad_() for part in q))
+    if fused:
+        draws, divergence = draws_and_kl(q, noise, p=prior(p))
+    else:
+        draws, divergence = tuple(sample(q, row) for row in noise), kl(q, p=p)
+    total = 1.7 * divergence + (weights * torch.stack(draws)).sum()
+    total.backward()
+    assert q.mean.grad is not None and q.rho.grad is not None
+    return *draws, divergence, q.mean.grad, q.rho.grad
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_draws_and_kl_are_what_sample_and_kl_are(size: int, samples: int) -> None:
+    q, p = random(size), random(size, name="p")
+    noise, weights = torch.randn(2, samples, size, generator=generator(0, "noise"), dtype=torch.float64)
+    one, other = (gradients(q, weights, fused=fused, p=p, noise=noise) for fused in (True, False))
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(one[samples].detach(), kl_divergence(normal(q), normal(p)).sum())
+
+
+def test_the_gradients_of_draws_and_kl_are_differences() -> None:
+    q, p = random(5), prior(random(5, name="p"))
+    noise = torch.randn(2, 5, generator=generator(0, "noise"), dtype=torch.float64)
+
+    def outputs(mean: Tensor, rho: Tensor) -> tuple[Tensor, ...]:
+        draws, divergence = draws_and_kl(Gaussian(mean, rho), noise, p=p)
+        return *draws, divergence
+
+    assert torch.autograd.gradcheck(outputs, tuple(part.clone().requires_grad_() for part in q))
+
+
+def test_the_gradients_of_kl_in_both_gaussians_are_differences() -> None:
+    parts = tuple(part.clone().requires_grad_() for part in (*random(5), *random(5, name="p")))
+    assert torch.autograd.gradcheck(lambda a, b, c, d: kl(Gaussian(a, b), p=Gaussian(c, d)), parts)
+
+
+def test_draws_and_kl_change_no_argument_and_give_the_same_gradients_twice() -> None:
+    q, p = Gaussian(*(part.requires_grad_() for part in random(6))), random(6, name="p")
+    noise, fixed = torch.ones(1, 6, dtype=torch.float64), prior(p)
+    before = [part.detach().clone() for part in (*q, *fixed, noise)]
+    (draw,), divergence = draws_and_kl(q, noise, p=fixed)
+    total = draw.sum() + divergence
+    one, two = (torch.autograd.grad(total, q, retain_graph=True) for _ in range(2))
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+    torch.testing.assert_close([part.detach() for part in (*q, *fixed, noise)], before, rtol=0, atol=0)
+
+
+def test_a_small_kl_of_many_numbers_is_exact_in_single_precision() -> None:
+    """A million terms that nearly cancel: log s and s^2 / s_p^2 are not summed apart."""
+    q = gaussian(torch.zeros(1_000_001), 0.05)
+    p = Gaussian(q.mean, q.rho + 0.01)
+    _, divergence = draws_and_kl(q, torch.zeros(1, 1_000_001), p=prior(p))
+    exact = kl(Gaussian(*(part.double() for part in q)), p=Gaussian(*(part.double() for part in p)))
+    assert divergence.item() == pytest.approx(exact.item(), rel=0.01)
