@@ -2,8 +2,7 @@
 
 Client m's weights are Gaussian, w ~ N(theta, v_m): theta is shared, and a hypernetwork at the server makes the
 log-variances l_m from an embedding of the client. Objective: sum_m g_m (E[log-likelihood] - beta KL), g_m = n_m / n.
-The file follows the authors' code (github.com/insujeon/MetaVD), not a numbered Algorithm of the paper, whose text was
-not at hand.
+What is followed step by step is the authors' public code, not an Algorithm box; "original" means that code.
 
 Departures: local work is counted in mini-batch steps of 32 instead of epochs of 64, as in the LR-BPFL paper; weights
 are never pruned. The output bias of the hypernetwork starts at a positive value: where its output is below zero, v sits

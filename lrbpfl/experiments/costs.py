@@ -9,6 +9,7 @@ import torch
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Task, Update
 from lrbpfl.core.descent import Data
+from lrbpfl.core.network import maskable
 from lrbpfl.engines.work import keep_memory, one_thread, own_part
 from lrbpfl.experiments.bench import best
 from lrbpfl.models import cnn
@@ -27,7 +28,7 @@ class Numbers(NamedTuple):
     server: int  # in the server's state
     kept: int  # in what a client keeps between rounds
     own: int  # in a client's own model, without what it takes over from the message
-    examples: int  # that go forward through the network in one round at one client; under C masks each counts C times
+    examples: int  # that go forward through the first layer in a round at one client; under C masks C times each
 
 
 class Costs(NamedTuple):
@@ -112,7 +113,8 @@ def stage(algorithm: Algorithm, num_classes: int = 10) -> _Stage:
 def count(it: _Stage) -> Numbers:
     """Everything that can be counted, from one real round."""
     passed = []
-    handle = it.task.model.register_forward_pre_hook(lambda module, args: passed.append(len(args[0])))
+    first = it.task.model.get_submodule(next(iter(maskable(it.task.model))).removesuffix(".weight"))
+    handle = first.register_forward_pre_hook(lambda module, args: passed.append(len(args[0])))
     try:
         upload, kept = it.update()
         examples = sum(passed)

@@ -222,3 +222,45 @@ def test_a_drawn_network_has_noise_where_it_belongs() -> None:
     twice = dropout.draw(W, {"a": v.log()}, generator(0), scale=2.0)["a"] - W["a"]
     torch.testing.assert_close(twice, 2 * (dropout.draw(W, {"a": v.log()}, generator(0))["a"] - W["a"]))
     assert torch.equal(dropout.draw(W, {"a": v.log()}, rng, scale=0.0)["a"], W["a"])
+
+
+class Plain(nn.Module):
+    """The same layers, but nobody sees that they are a sequence."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        for name, layer in layers.named_children():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("which", ["fc2", "all"])
+def test_what_comes_before_the_noise_is_computed_once(which: dropout.Stochastic) -> None:
+    """With the same logits and gradients as if everything had been computed for each sample."""
+    model = cnn(3, (1, 8, 8))
+    first, calls = model.get_submodule("conv1"), []
+    handle = first.register_forward_pre_hook(lambda module, args: calls.append(1))
+    W = {name: p.requires_grad_() for name, p in params(model).items()}
+    log_v = {name: torch.full_like(W[name], -4.0) for name in dropout.stochastic_weights(model, which)}
+    x = torch.randn(5, 1, 8, 8)
+
+    def logits_and_slope(model: nn.Module) -> tuple[Tensor, Tensor]:
+        logits = dropout.noisy_logits(model, W, log_v, x, samples=3, rng=generator(1))
+        return logits, torch.autograd.grad(logits.square().sum(), W["conv1.weight"])[0]
+
+    got = logits_and_slope(model)
+    assert len(calls) == (1 if which == "fc2" else 3)
+    torch.testing.assert_close(got, logits_and_slope(Plain(model)))
+    handle.remove()
+
+
+def test_a_sequence_whose_parts_share_a_weight_works_too() -> None:
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(OrderedDict(a=shared, b=nn.Linear(3, 3), c=shared))
+    log_v = {"b.weight": torch.full((3, 3), -4.0)}
+    logits = dropout.noisy_logits(model, params(model), log_v, torch.ones(2, 3), samples=2, rng=generator(0))
+    assert logits.shape == (2, 2, 3)
