@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
+from lrbpfl.algorithms.pfedbayes import PFedBayes
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
@@ -24,6 +25,7 @@ from lrbpfl.rng import generator
 
 BATCH, SAMPLES, RANK = 32, 4, 8  # B, C, r of the paper
 CLIENTS, STEPS = 10, 20  # of the round that workers share
+BAYES_STEPS = 10  # of pFedBayes, timed together
 
 
 def measure(repeats: int) -> dict[str, float]:
@@ -32,7 +34,7 @@ def measure(repeats: int) -> dict[str, float]:
     with one_thread():
         steps = best(_steps(), repeats)
     workers = _rounds(repeats)
-    plain, mask = steps["plain"], steps["mask"]
+    plain, mask, bayes = steps["plain"], steps["mask"], steps["pfedbayes"] / BAYES_STEPS
     return {
         "plain_step_seconds": plain,
         "plain_step_channels_last_seconds": steps["plain_channels_last"],
@@ -41,6 +43,9 @@ def measure(repeats: int) -> dict[str, float]:
         "mask_step_over_plain_steps": mask / (SAMPLES * plain),
         "mask_step_over_channels_last_steps": mask / (SAMPLES * steps["plain_channels_last"]),
         "rank_summed_over_mask_step": steps["rank_summed"] / mask,
+        "pfedbayes_step_seconds": bayes,
+        "pfedbayes_step_over_plain_step": bayes / plain,
+        "pfedbayes_step_over_channels_last_step": bayes / steps["plain_channels_last"],
         "round_one_worker_seconds": workers["1"],
         "round_two_workers_seconds": workers["2"],
         "workers_speedup": workers["1"] / workers["2"],
@@ -62,7 +67,7 @@ def best(actions: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
 
 
 def _steps() -> dict[str, Callable[[], object]]:
-    """One training step each on the paper's CNN: plain, with C masks of rank r, and with ranks summed."""
+    """Training steps on the paper's CNN: plain, with C masks of rank r, with ranks summed, and some of pFedBayes."""
     rng = generator(0, "bench")
     model = cnn(10)
     W, layers = init_params(model, rng, "kaiming"), maskable(model)
@@ -97,7 +102,15 @@ def _steps() -> dict[str, Callable[[], object]]:
         "plain_channels_last": lambda: plain(lambda: forward(model, leaves, batch.x)),
         "mask": lambda: mask_step(lambda m, g, x: mask_logits(model, W, m, g, noise(), x)),
         "rank_summed": lambda: mask_step(lambda m, g, x: rank_summed(model, W, m, g, noise(), x)),
+        "pfedbayes": _pfedbayes_steps(model, batch),
     }
+
+
+def _pfedbayes_steps(model: nn.Module, batch: Data) -> Callable[[], object]:
+    """Steps on a client's distribution over all weights, one network drawn for each."""
+    algorithm, task, rng = PFedBayes(adapt_steps=BAYES_STEPS, batch_size=BATCH), Task(model, 10), generator(0, "bayes")
+    message, client = algorithm.init_server(task, rng), algorithm.init_client(task, rng)
+    return lambda: algorithm.personalise(task, message, client, batch, rng)
 
 
 def rank_summed(model: nn.Module, W: Params, masks: Masks, gates: Gates, noise: masking.Noises, x: Tensor) -> Tensor:
