@@ -10,10 +10,12 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
 from lrbpfl import trees
+from lrbpfl.algorithms import server_step
 from lrbpfl.algorithms.protocol import (
     STRICT,
     Count,
@@ -27,12 +29,22 @@ from lrbpfl.algorithms.protocol import (
     first_params,
     log_label_prior,
 )
+from lrbpfl.algorithms.server_step import Server, ServerOptimiser
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data, OptimiserName, Rate, batches, descend
 from lrbpfl.core.masks import Gates, Masks
-from lrbpfl.core.network import Params, Weights, maskable
+from lrbpfl.core.network import LayerKind, Params, Weights, maskable
 from lrbpfl.core.objective import Likelihood, free_energy, mask_logits, nll, probabilities
+from lrbpfl.errors import BadInput
+from lrbpfl.rng import generator
+
+
+class Client(NamedTuple):
+    """What a client keeps: its gates, and its mask if the next round is to go on from it."""
+
+    gates: Gates  # gamma_k
+    masks: Masks | None  # phi_k, psi_k
 
 
 class Personal(NamedTuple):
@@ -56,12 +68,16 @@ class LRBPFL:
     prior_variance: Positive = 0.1  # of p(Q) and p(R); paper: 0.1
     temperature: NonNegative = 1.0  # weight of the KL; paper: 1
     likelihood: Likelihood = "elbo"  # mean of logs (paper), or log of the mean over the C masks
+    mask_layers: LayerKind = "all"  # which layers carry masks; paper: all
+    mask_bias: bool = False  # the bias as one more input of the masked matrix; paper: unspecified
+    warm_start: bool = False  # keep phi, psi from round to round; Algorithm 1 starts them afresh
     samples: Count = 2  # C in training; paper: 4
     predict_samples: Count = 4  # C at prediction; paper: 4
     update: Literal["coordinate", "joint"] = "coordinate"  # masks first, then W (paper), or both at once (its ablation)
     mask_steps: Steps = 10  # T_L, steps on (phi, psi, gamma) a round; paper: 20
     model_steps: Steps = 20  # steps on W under the adapted mask; Algorithm 1: 1
     adapt_steps: Steps = 60  # steps on the mask before a client predicts; paper: unspecified
+    adapt_holdout: Probability = 0.0  # share of a client's data that picks 0, 1/4, 1/2 or all of adapt_steps; 0: all
     batch_size: Count = 32  # B; paper: 32
     mask_lr: NonNegative = 0.01  # eta of phi, psi; paper: 0.01
     adapt_lr: NonNegative = 0.003  # the same before a client predicts; paper: unspecified
@@ -70,6 +86,8 @@ class LRBPFL:
     mask_optimiser: OptimiserName = "adam"  # of phi, psi; paper: gradient descent
     gate_optimiser: OptimiserName = "sgd"  # of gamma; Adam would close all gates alike, however useful their ranks
     model_optimiser: OptimiserName = "momentum"  # of W; paper: gradient descent
+    server_optimiser: ServerOptimiser = "mean"  # what the server does with the clients' mean; paper: takes it
+    server_lr: NonNegative = 1.0  # of the server's step towards the mean; paper: 1
     weights: Weights = "kaiming"  # of W^0; paper: unspecified
     init_spread: NonNegative = 0.01  # standard deviation of the initial means around 1 / sqrt(r_k); paper: unspecified
     init_std: Positive = 0.05  # initial standard deviation of the posterior; paper: unspecified
@@ -89,25 +107,28 @@ class LRBPFL:
         }
     }
 
-    def init_server(self, task: Task, rng: Generator) -> Params:
+    def init_server(self, task: Task, rng: Generator) -> Server:
         """The shared network W^0."""
-        return first_params(task, self.weights, rng)
+        if not maskable(task.model, self.mask_layers):
+            raise BadInput(f"the model has no layer of the kind that mask_layers = {self.mask_layers!r} asks for")
+        return server_step.start(first_params(task, self.weights, rng), self.server_optimiser)
 
-    def init_client(self, task: Task, rng: Generator) -> Gates:
-        """A client keeps its gates gamma_k and nothing else."""
+    def init_client(self, task: Task, rng: Generator) -> Client:
+        """A client keeps its gates gamma_k, and its mask only if it is to start from it again."""
         gamma = self.gate_init if self.adaptive_rank else math.inf
-        return {name: gating.init(self.max_rank, gamma) for name in maskable(task.model)}
+        gates = {name: gating.init(self.max_rank, gamma) for name in maskable(task.model, self.mask_layers)}
+        return Client(gates=gates, masks=self._fresh_masks(task, gates, rng) if self.warm_start else None)
 
-    def broadcast(self, task: Task, server: Params, client_id: int) -> Params:
+    def broadcast(self, task: Task, server: Server, client_id: int) -> Params:
         """Everybody gets W^t."""
-        return server
+        return server.W
 
     def client_update(
-        self, task: Task, message: Params, client: Gates, data: Data, rng: Generator
-    ) -> tuple[Params, Gates, Info]:
-        """Adapt the mask to W^t, then W to the mask; W_k goes up, the gates stay."""
+        self, task: Task, message: Params, client: Client, data: Data, rng: Generator
+    ) -> tuple[Params, Client, Info]:
+        """Adapt the mask to W^t, then W to the mask; W_k goes up, the rest stays."""
         if self.update == "joint":
-            W, gates, loss = self._joint(task, message, client, data, rng)
+            W, masks, gates, loss = self._joint(task, message, client, data, rng)
         else:
             masks, gates = self._adapt(task, message, client, data, rng, steps=self.mask_steps, lr=self.mask_lr)
             (W,), loss = descend(  # the KL and the penalty do not depend on W
@@ -119,16 +140,18 @@ class LRBPFL:
         if self.adaptive_rank:
             gates = {name: gating.prune(gamma, self.threshold) for name, gamma in gates.items()}  # Eq. (10)
         ranks = [gating.rank(gamma) for gamma in gates.values()]
-        return W, gates, {"loss": loss, "rank": sum(ranks) / len(ranks)}
+        kept = Client(gates=gates, masks=masks if self.warm_start else None)
+        return W, kept, {"loss": loss, "rank": sum(ranks) / len(ranks)}
 
-    def server_aggregate(self, task: Task, server: Params, updates: Iterable[Update], rng: Generator) -> Params:
-        """W^{t+1} = sum_k l_k W_k^t, l_k proportional to the clients' data."""
-        mean: Params = trees.mean((u.upload, u.num_examples) for u in updates)
-        return mean
+    def server_aggregate(self, task: Task, server: Server, updates: Iterable[Update], rng: Generator) -> Server:
+        """W^{t+1} = sum_k l_k W_k^t, l_k proportional to the clients' data, or a step towards it."""
+        mean = trees.mean((u.upload, u.num_examples) for u in updates)
+        return server_step.step(server, mean, self.server_optimiser, self.server_lr)
 
-    def personalise(self, task: Task, message: Params, client: Gates, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: Params, client: Client, data: Data, rng: Generator) -> Personal:
         """A mask adapted to the final W on the client's own training data; a new client starts from open gates."""
-        masks, gates = self._adapt(task, message, client, data, rng, steps=self.adapt_steps, lr=self.adapt_lr)
+        steps = self._chosen_steps(task, message, client, data, rng) if self.adapt_holdout else self.adapt_steps
+        masks, gates = self._adapt(task, message, client, data, rng, steps=steps, lr=self.adapt_lr)
         return Personal(W=message, masks=masks, gates=gates, log_prior=log_label_prior(task, data.y))
 
     def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
@@ -138,22 +161,41 @@ class LRBPFL:
         return probabilities(lambda x: mask_logits(task.model, W, masks, gates, noise, x) + log_prior, x)
 
     def _adapt(
-        self, task: Task, W: Params, gates: Gates, data: Data, rng: Generator, *, steps: int, lr: float
+        self, task: Task, W: Params, client: Client, data: Data, rng: Generator, *, steps: int, lr: float
     ) -> tuple[Masks, Gates]:
-        """Fresh phi, psi, then steps on (phi, psi, gamma) with W fixed."""
+        """Fresh phi, psi, or those the client kept, then steps on (phi, psi, gamma) with W fixed."""
         (masks, gates), _ = descend(
             lambda masks, gates, batch: self._free_energy(task, W, masks, gates, batch, data, rng),
-            (self._fresh_masks(task, gates, rng), gates),
+            (client.masks or self._fresh_masks(task, client.gates, rng), client.gates),
             self._batches(data, steps, rng),
             (Rate(self.mask_optimiser, lr), Rate(self.gate_optimiser, self.gate_lr)),
         )
         return masks, gates
 
-    def _joint(self, task: Task, W: Params, gates: Gates, data: Data, rng: Generator) -> tuple[Params, Gates, float]:
+    def _chosen_steps(self, task: Task, W: Params, client: Client, data: Data, rng: Generator) -> int:
+        """Of 0, 1/4, 1/2 and all of `adapt_steps`, those after which held-out examples of the client are likeliest."""
+        order = torch.randperm(len(data.y), generator=rng).to(data.y.device)
+        held = round(self.adapt_holdout * len(order))
+        if not 0 < held < len(order):
+            return self.adapt_steps
+        judge, part = (Data(x=data.x[chosen], y=data.y[chosen]) for chosen in (order[:held], order[held:]))
+        seed = int(torch.randint(2**31, (), generator=rng))
+
+        def judged(steps: int) -> float:
+            same = generator(seed, "holdout")  # each number of steps begins like the others
+            masks, gates = self._adapt(task, W, client, part, same, steps=steps, lr=self.adapt_lr)
+            with torch.no_grad():
+                return self._nll(task, W, masks, gates, judge, part, same).item()
+
+        return min((self.adapt_steps * quarters // 4 for quarters in (0, 1, 2, 4)), key=judged)
+
+    def _joint(
+        self, task: Task, W: Params, client: Client, data: Data, rng: Generator
+    ) -> tuple[Params, Masks, Gates, float]:
         """The ablation: T_L steps on (phi, psi, gamma) and W together."""
-        (_, gates, W), loss = descend(
+        (masks, gates, W), loss = descend(
             lambda masks, gates, W, batch: self._free_energy(task, W, masks, gates, batch, data, rng),
-            (self._fresh_masks(task, gates, rng), gates, W),
+            (client.masks or self._fresh_masks(task, client.gates, rng), client.gates, W),
             self._batches(data, self.mask_steps, rng),
             (
                 Rate(self.mask_optimiser, self.mask_lr),
@@ -161,10 +203,13 @@ class LRBPFL:
                 Rate(self.model_optimiser, self.model_lr),
             ),
         )
-        return W, gates, loss
+        return W, masks, gates, loss
 
     def _fresh_masks(self, task: Task, gates: Gates, rng: Generator) -> Masks:
-        return masking.init(maskable(task.model), gates, spread=self.init_spread, std=self.init_std, rng=rng)
+        layers = maskable(task.model, self.mask_layers)
+        if self.mask_bias:
+            layers = masking.with_bias(layers, dict(task.model.named_parameters()))
+        return masking.init(layers, gates, spread=self.init_spread, std=self.init_std, rng=rng)
 
     def _batches(self, data: Data, steps: int, rng: Generator) -> Iterator[Data]:
         return batches(data, self.batch_size, steps, rng)

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from lrbpfl.core import gates as gating
 from lrbpfl.core.gaussian import Gaussian, gaussian, kl, sample
-from lrbpfl.core.network import Layer, Params
+from lrbpfl.core.network import Layer, Params, bias_of
 
 
 class Mask(NamedTuple):
@@ -46,6 +46,16 @@ def init(layers: dict[str, Layer], gates: Gates, *, spread: float, std: float, r
         name: Mask(Q=factor(layer.outputs, gates[name]), R=factor(layer.inputs, gates[name]))
         for name, layer in layers.items()
     }
+
+
+def with_bias(layers: dict[str, Layer], W: Params) -> dict[str, Layer]:
+    """The layers with a bias as one more input, [W, b] o (Q Lambda R^T); without one, or in groups, they stay."""
+
+    def widened(name: str, layer: Layer) -> Layer:
+        has_one = layer.groups == 1 and bias_of(name) in W
+        return layer._replace(inputs=layer.inputs + 1) if has_one else layer
+
+    return {name: widened(name, layer) for name, layer in layers.items()}
 
 
 def draw(masks: Masks, samples: int, rng: Generator) -> Noises:
@@ -94,12 +104,17 @@ def matrix(Q: Tensor, R: Tensor, groups: int = 1) -> Tensor:
 
 
 def masked(W: Params, M: dict[str, Tensor]) -> Params:
-    """The network under one mask, G = W o M on masked weights; biases and all other parameters stay.  Eq. (4)
+    """The network under one mask, G = W o M on masked weights; all other parameters stay.  Eq. (4)
 
-    A convolution's mask (outputs, inputs / groups) is the same at every position of the kernel.
+    A convolution's mask (outputs, inputs / groups) is the same at every position of the kernel. A mask with one column
+    more than the weight has inputs masks the bias with it.
     """
     G = dict(W)
     for name, m in M.items():
+        inputs = W[name].shape[1]
+        if m.shape[1] > inputs:
+            G[bias_of(name)] = W[bias_of(name)] * m[:, inputs]
+            m = m[:, :inputs]
         G[name] = W[name] * m.reshape(m.shape + (1,) * (W[name].dim() - 2))
     return G
 

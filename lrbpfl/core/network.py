@@ -13,6 +13,7 @@ from lrbpfl.errors import BadInput
 
 Params = dict[str, Tensor]
 Weights = Literal["kaiming", "uniform", "template"]  # where training starts
+LayerKind = Literal["all", "dense", "conv"]
 
 
 class Layer(NamedTuple):
@@ -23,8 +24,8 @@ class Layer(NamedTuple):
     groups: int = 1
 
 
-def maskable(model: nn.Module) -> dict[str, Layer]:
-    """Every Linear and Conv1d/2d/3d (grouped and depthwise ones too) by the name of its weight.
+def maskable(model: nn.Module, kind: LayerKind = "all") -> dict[str, Layer]:
+    """Every Linear and Conv1d/2d/3d (grouped and depthwise ones too), or one kind of them, by the name of its weight.
 
     A weight that several of them share is masked once, under its first name; left alone are weights that belong to an
     embedding first, or are computed from other parameters (weight norm and other parametrisations).
@@ -35,11 +36,16 @@ def maskable(model: nn.Module) -> dict[str, Layer]:
         weight = f"{name}.weight" if name else "weight"
         if weight not in own:
             continue
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and kind != "conv":
             layers[weight] = Layer(outputs=module.out_features, inputs=module.in_features)
-        elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and kind != "dense":
             layers[weight] = Layer(outputs=module.out_channels, inputs=module.in_channels, groups=module.groups)
     return layers
+
+
+def bias_of(weight: str) -> str:
+    """The name of the bias beside a weight, if there is one."""
+    return weight.removesuffix("weight") + "bias"
 
 
 def head(model: nn.Module) -> tuple[str, ...]:
@@ -92,7 +98,7 @@ def init_params(model: nn.Module, rng: torch.Generator, weights: Weights) -> Par
     params = {name: p.detach().clone() for name, p in model.named_parameters()}
     for weight in () if weights == "template" else maskable(model):
         scale = params[weight][0].numel() ** -0.5
-        bias = weight.removesuffix("weight") + "bias"
+        bias = bias_of(weight)
         for name in (weight, bias) if bias in params else (weight,):
             shape = params[name].shape
             if weights == "uniform":

@@ -12,7 +12,7 @@ from torch.distributions import Normal, kl_divergence
 
 from lrbpfl import trees
 from lrbpfl.algorithms.fedavg import FedAvg
-from lrbpfl.algorithms.lr_bpfl import LRBPFL
+from lrbpfl.algorithms.lr_bpfl import LRBPFL, Client
 from lrbpfl.core.descent import Data
 from lrbpfl.core.gates import rank
 from lrbpfl.core.masks import Gates, Masks
@@ -43,8 +43,12 @@ PRINTED = {
     "mask_optimiser": "sgd",
     "gate_optimiser": "sgd",
     "model_optimiser": "sgd",
+    "mask_layers": "all",
+    "warm_start": False,
+    "server_optimiser": "mean",
+    "server_lr": 1.0,
 }
-UNPRINTED = {"adapt_steps", "adapt_lr", "weights", "init_spread", "init_std"}
+UNPRINTED = {"adapt_steps", "adapt_lr", "adapt_holdout", "mask_bias", "weights", "init_spread", "init_std"}
 
 
 def ranks(gates: Gates) -> dict[str, int]:
@@ -71,7 +75,8 @@ def test_only_the_gates_stay(toy: Toy) -> None:
     algorithm = LRBPFL(max_rank=3)
     run = play(algorithm, toy, start(algorithm, toy), range(1))
     for client in run.clients.values():
-        assert {name: tuple(gamma.shape) for name, gamma in client.items()} == dict.fromkeys(
+        assert client.masks is None
+        assert {name: tuple(gamma.shape) for name, gamma in client.gates.items()} == dict.fromkeys(
             maskable(toy.task.model), (3,)
         )
 
@@ -80,7 +85,7 @@ def test_masks_start_anew_every_time(toy: Toy) -> None:
     """The same gates and the same seed give the same result, whatever the client did in between."""
     algorithm = LRBPFL()
     run = start(algorithm, toy)
-    args = (toy.task, run.server, run.clients[0], toy.train[0])
+    args = (toy.task, run.server.W, run.clients[0], toy.train[0])
     first = algorithm.client_update(*args, generator(0, "one"))
     personal = algorithm.personalise(*args, generator(0, "two"))
     play(algorithm, toy, run, range(1))
@@ -91,7 +96,7 @@ def test_masks_start_anew_every_time(toy: Toy) -> None:
 def test_masks_of_a_new_client_begin_at_the_prior(toy: Toy) -> None:
     algorithm = LRBPFL(max_rank=4, adapt_steps=0, init_spread=0.0, init_std=0.02)
     run = start(algorithm, toy)
-    personal = algorithm.personalise(toy.task, run.server, run.clients[0], toy.train[0], generator(0))
+    personal = algorithm.personalise(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
     for mask in personal.masks.values():
         for q in mask:
             assert bool((q.mean == 0.5).all())
@@ -108,7 +113,7 @@ def test_gates_that_earn_nothing_close_and_stay_closed(toy: Toy) -> None:
         history.append(play(PRUNING, toy, history[-1], range(t, t + 1)))
     for k in toy.train:
         for name in maskable(toy.task.model):
-            gammas = [run.clients[k][name] for run in history]
+            gammas = [run.clients[k].gates[name] for run in history]
             assert rank(gammas[0]) == 4 and 1 <= rank(gammas[-1]) < 4
             for before, after in pairwise(gammas):
                 assert bool((after[before == -math.inf] == -math.inf).all())
@@ -119,16 +124,17 @@ def test_no_gate_below_the_threshold_survives_a_round(toy: Toy) -> None:
     run = start(PRUNING, toy)
     for t in range(4):
         run = play(PRUNING, toy, run, range(t, t + 1))
-        for gates in run.clients.values():
-            assert all(gamma == -math.inf or torch.sigmoid(gamma) >= 0.95 for g in gates.values() for gamma in g)
+        for client in run.clients.values():
+            gammas = torch.cat(list(client.gates.values()))
+            assert all(gamma == -math.inf or torch.sigmoid(gamma) >= 0.95 for gamma in gammas)
 
 
 def test_without_the_penalty_useful_gates_stay(toy: Toy) -> None:
     """The counterpart: it is the penalty that closes them."""
     algorithm = LRBPFL(max_rank=4, mask_steps=5, model_steps=5, gate_lr=0.01, gate_penalty=0.0)
     run = play(algorithm, toy, start(algorithm, toy), range(3))
-    assert all(set(ranks(gates).values()) == {4} for gates in run.clients.values())
-    assert any(gamma[1] != 3.5 for gates in run.clients.values() for gamma in gates.values())
+    assert all(set(ranks(client.gates).values()) == {4} for client in run.clients.values())
+    assert any(gamma[1] != 3.5 for client in run.clients.values() for gamma in client.gates.values())
 
 
 def test_a_gate_step_by_hand(toy: Toy) -> None:
@@ -137,9 +143,9 @@ def test_a_gate_step_by_hand(toy: Toy) -> None:
         max_rank=2, mask_steps=1, model_steps=0, mask_optimiser="sgd", mask_lr=0.0, gate_lr=1e-4, gate_penalty=1e4
     )
     run = start(algorithm, toy)
-    _, gates, _ = algorithm.client_update(toy.task, run.server, run.clients[0], toy.train[0], generator(0))
+    _, client, _ = algorithm.client_update(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
     lam = 1 / (1 + math.exp(-3.5))
-    for gamma in gates.values():
+    for gamma in client.gates.values():
         assert gamma.tolist() == [math.inf, pytest.approx(3.5 - 2 * lam**2 * (1 - lam), abs=2e-4)]
 
 
@@ -147,10 +153,11 @@ def test_a_closed_rank_plays_no_part(toy: Toy) -> None:
     """A client with ranks 2 to 4 closed predicts with a mask of rank one, whose prior mean is one."""
     algorithm = LRBPFL(max_rank=4, adapt_steps=0, init_spread=0.0, init_std=1e-8)
     run = start(algorithm, toy)
-    closed = {name: torch.tensor([math.inf, -math.inf, -math.inf, -math.inf]) for name in run.clients[0]}
-    personal = algorithm.personalise(toy.task, run.server, closed, toy.train[0], generator(0))
+    closed = {name: torch.tensor([math.inf, -math.inf, -math.inf, -math.inf]) for name in run.clients[0].gates}
+    client = Client(gates=closed, masks=None)
+    personal = algorithm.personalise(toy.task, run.server.W, client, toy.train[0], generator(0))
     probs = algorithm.predict(toy.task, personal, toy.test[0].x, generator(0))
-    plain = FedAvg().personalise(toy.task, run.server, None, toy.train[0], generator(0))
+    plain = FedAvg().personalise(toy.task, run.server.W, None, toy.train[0], generator(0))
     expected = FedAvg().predict(toy.task, plain, toy.test[0].x, generator(0))
     torch.testing.assert_close(probs, expected.expand(4, -1, -1))
 
@@ -158,8 +165,8 @@ def test_a_closed_rank_plays_no_part(toy: Toy) -> None:
 def test_a_fixed_rank_never_changes(toy: Toy) -> None:
     algorithm = LRBPFL(max_rank=3, adaptive_rank=False, gate_lr=1.0, mask_steps=3, model_steps=3)
     run = play(algorithm, toy, start(algorithm, toy), range(2))
-    for gates in run.clients.values():
-        assert all(torch.sigmoid(gamma).tolist() == [1.0] * 3 for gamma in gates.values())
+    for client in run.clients.values():
+        assert all(torch.sigmoid(gamma).tolist() == [1.0] * 3 for gamma in client.gates.values())
 
 
 @pytest.mark.parametrize("label_prior", [0.0, 1.0])
@@ -182,18 +189,18 @@ def test_without_masks_it_is_fedavg(toy: Toy, label_prior: float) -> None:
     )
     fedavg = FedAvg(local_steps=5, lr=0.05, batch_size=n, weights="kaiming")
     ours, theirs = (play(algorithm, toy, start(algorithm, toy), range(3)) for algorithm in (still, fedavg))
-    torch.testing.assert_close(ours.server, theirs.server)
-    assert not trees.equal(ours.server, start(fedavg, toy).server)
+    torch.testing.assert_close(ours.server.W, theirs.server)
+    assert not trees.equal(ours.server.W, start(fedavg, toy).server)
     assert accuracy(still, toy, ours) == pytest.approx(accuracy(fedavg, toy, Run(theirs.server, theirs.clients)))
 
 
 def test_the_network_stays_while_the_mask_adapts_and_the_other_way_round(toy: Toy) -> None:
     run = start(LRBPFL(), toy)
-    args = (toy.task, run.server, run.clients[0], toy.train[0])
-    W, gates, _ = LRBPFL(model_steps=0).client_update(*args, generator(0))
-    assert trees.equal(W, run.server) and not trees.equal(gates, run.clients[0])
-    W, gates, _ = LRBPFL(mask_steps=0).client_update(*args, generator(0))
-    assert not trees.equal(W, run.server) and trees.equal(gates, run.clients[0])
+    args = (toy.task, run.server.W, run.clients[0], toy.train[0])
+    W, client, _ = LRBPFL(model_steps=0).client_update(*args, generator(0))
+    assert trees.equal(W, run.server.W) and not trees.equal(client, run.clients[0])
+    W, client, _ = LRBPFL(mask_steps=0).client_update(*args, generator(0))
+    assert not trees.equal(W, run.server.W) and trees.equal(client, run.clients[0])
 
 
 def test_the_joint_update_is_another_one_and_learns_too(toy: Toy) -> None:
@@ -208,9 +215,9 @@ def test_the_joint_update_is_another_one_and_learns_too(toy: Toy) -> None:
 
 def test_the_joint_update_works_for_mask_steps_not_model_steps(toy: Toy) -> None:
     run = start(LRBPFL(), toy)
-    args = (toy.task, run.server, run.clients[0], toy.train[0], generator(0))
-    W, gates, _ = LRBPFL(update="joint", mask_steps=0, model_steps=9).client_update(*args)
-    assert trees.equal((W, gates), (run.server, run.clients[0]))
+    args = (toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
+    W, client, _ = LRBPFL(update="joint", mask_steps=0, model_steps=9).client_update(*args)
+    assert trees.equal((W, client), (run.server.W, run.clients[0]))
 
 
 def test_the_mixture_likelihood_learns_too(toy: Toy) -> None:
@@ -222,7 +229,7 @@ def test_the_mixture_likelihood_learns_too(toy: Toy) -> None:
 def test_every_sample_is_another_mask(toy: Toy) -> None:
     algorithm = LRBPFL(predict_samples=5)
     run = start(algorithm, toy)
-    personal = algorithm.personalise(toy.task, run.server, run.clients[0], toy.train[0], generator(0))
+    personal = algorithm.personalise(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
     probs = algorithm.predict(toy.task, personal, toy.test[0].x, generator(0))
     assert len(probs) == 5
     assert all(not torch.allclose(probs[i], probs[j]) for i in range(5) for j in range(i))
@@ -234,7 +241,7 @@ def test_adaptation_fits_the_client(toy: Toy) -> None:
 
     def loss(steps: int) -> float:
         algorithm = LRBPFL(adapt_steps=steps)
-        personal = algorithm.personalise(toy.task, run.server, run.clients[0], toy.train[0], generator(0))
+        personal = algorithm.personalise(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
         probs = algorithm.predict(toy.task, personal, toy.train[0].x, generator(0)).mean(0)
         return torch.nn.functional.nll_loss(probs.log(), toy.train[0].y).item()
 
@@ -243,8 +250,8 @@ def test_adaptation_fits_the_client(toy: Toy) -> None:
 
 def test_the_info_tells_the_rank(toy: Toy) -> None:
     run = play(PRUNING, toy, start(PRUNING, toy), range(5))
-    _, gates, info = PRUNING.client_update(toy.task, run.server, run.clients[0], toy.train[0], generator(0))
-    assert info["rank"] == sum(ranks(gates).values()) / len(gates)
+    _, client, info = PRUNING.client_update(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
+    assert info["rank"] == sum(ranks(client.gates).values()) / len(client.gates)
     assert math.isfinite(info["loss"])
 
 
@@ -278,7 +285,7 @@ def test_a_mask_step_by_hand(toy: Toy) -> None:
     fields |= {"temperature": 2.5, "prior_variance": 0.04, "gate_penalty": 0.2, "init_spread": 0.2, "init_std": 1e-7}
     data, run = copies(n), start(LRBPFL(max_rank=3), toy)
     before, after = (
-        LRBPFL(adapt_steps=steps, **fields).personalise(toy.task, run.server, run.clients[0], data, generator(0))
+        LRBPFL(adapt_steps=steps, **fields).personalise(toy.task, run.server.W, run.clients[0], data, generator(0))
         for steps in (0, 1)
     )
     masks, gates = trees.tree_map(lambda p: p.clone().requires_grad_(), (before.masks, before.gates))
@@ -286,7 +293,7 @@ def test_a_mask_step_by_hand(toy: Toy) -> None:
     posteriors = [Normal(q.mean, torch.nn.functional.softplus(q.rho)) for mask in masks.values() for q in mask]
     kl = sum(kl_divergence(q, prior).sum() for q in posteriors)
     penalty = sum((torch.sigmoid(gamma[1:]) ** 2).sum() for gamma in gates.values())
-    F = masked_nll(run.server, masks, gates, data) + 2.5 * kl / n + 0.2 * penalty
+    F = masked_nll(run.server.W, masks, gates, data) + 2.5 * kl / n + 0.2 * penalty
     F.backward()
     for mask, stepped in zip(masks.values(), after.masks.values(), strict=True):
         for q, moved in zip(mask, stepped, strict=True):
@@ -302,11 +309,11 @@ def test_the_network_steps_under_the_adapted_mask(toy: Toy) -> None:
     """W - eta grad_W NLL(W o M) with the mask after its own steps, which are not differentiated through."""
     still: dict[str, Any] = {"max_rank": 2, "init_spread": 0.0, "init_std": 1e-7, "mask_optimiser": "sgd"}
     data, run = copies(12), start(LRBPFL(max_rank=2), toy)
-    args = (toy.task, run.server, run.clients[0], data, generator(0))
+    args = (toy.task, run.server.W, run.clients[0], data, generator(0))
     personal = LRBPFL(adapt_steps=3, adapt_lr=0.5, **still).personalise(*args)
     algorithm = LRBPFL(mask_steps=3, mask_lr=0.5, model_steps=1, model_lr=0.1, **still)
     W, _, info = algorithm.client_update(*args)
-    expected = trees.tree_map(lambda p: p.clone().requires_grad_(), run.server)
+    expected = trees.tree_map(lambda p: p.clone().requires_grad_(), run.server.W)
     loss = masked_nll(expected, personal.masks, personal.gates, data)
     loss.backward()
     assert info["loss"] == pytest.approx(loss.item(), rel=1e-4)
@@ -316,11 +323,11 @@ def test_the_network_steps_under_the_adapted_mask(toy: Toy) -> None:
 
 def test_every_group_of_the_joint_update_has_its_own_rate(toy: Toy) -> None:
     run = start(LRBPFL(), toy)
-    args = (toy.task, run.server, run.clients[0], toy.train[0])
-    W, gates, _ = LRBPFL(update="joint", gate_lr=0.0).client_update(*args, generator(0))
-    assert not trees.equal(W, run.server) and trees.equal(gates, run.clients[0])
-    W, gates, _ = LRBPFL(update="joint", model_lr=0.0).client_update(*args, generator(0))
-    assert trees.equal(W, run.server) and not trees.equal(gates, run.clients[0])
+    args = (toy.task, run.server.W, run.clients[0], toy.train[0])
+    W, client, _ = LRBPFL(update="joint", gate_lr=0.0).client_update(*args, generator(0))
+    assert not trees.equal(W, run.server.W) and trees.equal(client, run.clients[0])
+    W, client, _ = LRBPFL(update="joint", model_lr=0.0).client_update(*args, generator(0))
+    assert trees.equal(W, run.server.W) and not trees.equal(client, run.clients[0])
     one, other = (LRBPFL(update="joint", mask_lr=lr).client_update(*args, generator(0))[0] for lr in (0.0, 0.1))
     assert not trees.equal(one, other)
 
@@ -330,8 +337,8 @@ def test_the_network_has_its_own_optimiser(toy: Toy, update: Literal["coordinate
     """Adam's first step is as long as its rate, whatever the gradient."""
     algorithm = LRBPFL(update=update, mask_steps=1, model_steps=1, model_optimiser="adam", model_lr=0.03)
     run = start(algorithm, toy)
-    W, _, _ = algorithm.client_update(toy.task, run.server, run.clients[0], toy.train[0], generator(0))
-    steps = torch.cat([(W[name] - w).abs().flatten() for name, w in run.server.items()])
+    W, _, _ = algorithm.client_update(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
+    steps = torch.cat([(W[name] - w).abs().flatten() for name, w in run.server.W.items()])
     moved = steps[steps > 0]
     assert len(moved) > 0.5 * len(steps)
     assert moved.median().item() == pytest.approx(0.03, rel=1e-3)
@@ -342,7 +349,7 @@ def test_the_likelihood_counts_from_the_second_sample_on(toy: Toy) -> None:
 
     def upload(likelihood: Likelihood, samples: int) -> Params:
         algorithm = LRBPFL(likelihood=likelihood, samples=samples, init_std=0.3, mask_steps=2, model_steps=2)
-        W, _, _ = algorithm.client_update(toy.task, run.server, run.clients[0], toy.train[0], generator(0))
+        W, _, _ = algorithm.client_update(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
         return W
 
     torch.testing.assert_close(upload("mixture", 1), upload("elbo", 1))

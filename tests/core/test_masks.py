@@ -328,3 +328,26 @@ def test_gaussian_prior_is_the_one_of_the_formula() -> None:
     gates, q = {"w": torch.tensor([INF])}, gaussian(torch.zeros(3, 1), 1.0)
     got = masking.kl_divergence({"w": Mask(Q=q, R=q)}, gates, 0.5)
     assert got.item() == pytest.approx(6 * (math.log(0.5) + 4 - 0.5), rel=1e-5)
+
+
+def test_a_wider_mask_masks_the_bias_with_its_last_column() -> None:
+    W = {
+        "a.weight": torch.randn(3, 2),
+        "a.bias": torch.randn(3),
+        "b.weight": torch.randn(4, 3, 5, 5),
+        "b.bias": torch.ones(4),
+    }
+    M = {"a.weight": torch.randn(3, 3), "b.weight": torch.randn(4, 4)}
+    G = masking.masked(W, M)
+    assert torch.equal(G["a.weight"], W["a.weight"] * M["a.weight"][:, :2])
+    assert torch.equal(G["a.bias"], W["a.bias"] * M["a.weight"][:, 2])
+    assert torch.equal(G["b.weight"], W["b.weight"] * M["b.weight"][:, :3, None, None])
+    assert torch.equal(G["b.bias"], M["b.weight"][:, 3])
+
+
+def test_only_layers_with_a_bias_and_no_groups_get_a_column_for_it() -> None:
+    model = nn.Sequential(
+        nn.Linear(3, 2), nn.Linear(2, 4, bias=False), nn.Conv1d(4, 4, 1, groups=2), nn.Conv1d(4, 5, 1)
+    )
+    layers = masking.with_bias(maskable(model), dict(model.named_parameters()))
+    assert [layer.inputs for layer in layers.values()] == [4, 2, 4, 5]
