@@ -1,18 +1,20 @@
 """LR-BPFL's choices beside Algorithm 1: kept masks, masked biases, some layers, held-out examples, server steps."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from lrbpfl import trees
-from lrbpfl.algorithms.lr_bpfl import LRBPFL
+from lrbpfl.algorithms.lr_bpfl import LRBPFL, Client
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data
 from lrbpfl.core.network import LayerKind, Params
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
 from tests.algorithms.hand import play, predict, start
-from tests.conftest import CLASSES, Toy, blobs
+from tests.conftest import CLASSES, Toy
 
 
 def test_a_kept_mask_is_where_the_next_round_starts(toy: Toy) -> None:
@@ -67,19 +69,31 @@ def test_a_model_without_such_a_layer_is_refused(toy: Toy) -> None:
         LRBPFL(mask_layers="conv").init_server(toy.task, generator(0))
 
 
-def test_held_out_examples_stop_what_hurts_and_let_pass_what_helps(toy: Toy) -> None:
-    """Labels without meaning, and a network that is unsure: every step hurts. The client's own data: all of them help."""
-    run = start(LRBPFL(), toy)
-    unsure = trees.tree_map(lambda w: 0.3 * w, run.server.W)
+@pytest.mark.parametrize("best", [0, 10, 20, 40])
+def test_held_out_examples_choose_the_likeliest_of_four(toy: Toy, monkeypatch: pytest.MonkeyPatch, best: int) -> None:
+    """Adapted on six of ten examples, judged on the other four; the adaptation itself is only pretended."""
+    data, seen = Data(toy.train[0].x[:10], torch.arange(10) % CLASSES), []
 
-    def steps(W: Params, data: Data, lr: float) -> int:
-        algorithm = LRBPFL(adapt_holdout=0.4, adapt_steps=40, adapt_lr=lr)
-        return algorithm._chosen_steps(toy.task, W, run.clients[0], data, generator(0))
+    def adapt(
+        self: LRBPFL, task: Task, W: Params, client: Client, part: Data, *rest: Any, steps: int, lr: float
+    ) -> Any:
+        seen.append((len(part.y), steps))
+        return steps, None
 
-    assert steps(run.server.W, toy.train[0], 0.01) == 40
-    random = torch.randint(CLASSES, (60,), generator=generator(3))
-    nonsense = Data(blobs(torch.zeros(60, dtype=torch.int64), "nonsense").x, random)
-    assert steps(unsure, nonsense, 1.0) == 0
+    def nll(self: LRBPFL, task: Task, W: Params, masks: int, gates: None, judge: Data, *rest: Any) -> torch.Tensor:
+        assert len(judge.y) == 4
+        return torch.tensor(abs(masks - best) + 1.0)
+
+    run, algorithm = start(LRBPFL(), toy), LRBPFL(adapt_holdout=0.4, adapt_steps=40)
+    monkeypatch.setattr(LRBPFL, "_adapt", adapt)
+    monkeypatch.setattr(LRBPFL, "_nll", nll)
+    assert algorithm._chosen_steps(toy.task, run.server.W, run.clients[0], data, generator(0)) == best
+    assert seen == [(6, 0), (6, 10), (6, 20), (6, 40)]
+
+
+def test_the_client_s_own_data_ask_for_all_steps(toy: Toy) -> None:
+    run, algorithm = start(LRBPFL(), toy), LRBPFL(adapt_holdout=0.4, adapt_steps=40, adapt_lr=0.01)
+    assert algorithm._chosen_steps(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0)) == 40
 
 
 def test_too_few_examples_hold_nothing_out(toy: Toy) -> None:
