@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
+from torch.nn import functional as nnf
 
 from lrbpfl import trees
 from lrbpfl.algorithms.plain import Objective, Personal, objective, personal_model, softmax
@@ -83,12 +84,11 @@ class PFedMe:
         return w, sum(losses) / len(losses)
 
     def approach(self, f: Objective, theta: Params, w: Params, data: Iterable[Data]) -> tuple[Params, float]:
-        """One step per batch on f(theta) + lambda / 2 |theta - w|^2; a new theta, and the mean of the objective."""
+        """One step per batch on f(theta) + lambda / 2 |theta - w|^2; a new theta, and the mean of that objective."""
 
         def h(theta: Params, batch: Data) -> Tensor:
-            pull = torch.stack([(theta[name] - w[name]).square().sum() for name in w]).sum()
-            size = torch.stack([p.square().sum() for p in theta.values()]).sum()
-            return f(theta, batch) + self.lam / 2 * pull + self.decay / 2 * size
+            pull = torch.stack([nnf.mse_loss(theta[name], w[name], reduction="sum") for name in w]).sum()
+            return f(theta, batch) + self.lam / 2 * pull
 
-        (theta,), loss = descend(h, (theta,), data, (Rate("sgd", self.personal_lr),))
+        (theta,), loss = descend(h, (theta,), data, (Rate("sgd", self.personal_lr, self.decay),))
         return theta, loss
