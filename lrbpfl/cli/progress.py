@@ -50,14 +50,16 @@ class Display:
     def progress(self, name: str, config: Config) -> runner.Progress:
         """The listener for one run."""
         rounds, cohort, clients = config.federation.rounds, config.federation.cohort, config.data.clients
-        return _Listener(self, name, rounds, {"update": cohort, "evaluate": clients}).callbacks()
+        new = config.data.new_clients * len(config.data.new_alpha)
+        return _Listener(self, name, rounds, {"update": cohort, "evaluate": clients}, new).callbacks()
 
 
 class _Listener:
     """Turns what a run tells into what a person sees."""
 
-    def __init__(self, display: Display, name: str, rounds: int, expected: Mapping[str, int]) -> None:
+    def __init__(self, display: Display, name: str, rounds: int, expected: Mapping[str, int], new: int) -> None:
         self.display, self.name, self.rounds, self.expected = display, name, rounds, expected
+        self.new = new  # clients judged after the last round, beside those expected in others
         self.task: TaskID | None = None
         self.done: dict[tuple[str, int], int] = {}
         self.scores = ""
@@ -69,7 +71,8 @@ class _Listener:
     def client(self, what: str, t: int, k: int) -> None:
         self.done[what, t] = self.done.get((what, t), 0) + 1
         verb = {"update": "training", "evaluate": "judging"}[what]
-        now = f"{verb} clients {self.done[what, t]}/{self.expected[what]}"
+        expected = self.expected[what] + (self.new if what == "evaluate" and t + 1 == self.rounds else 0)
+        now = f"{verb} clients {self.done[what, t]}/{expected}"
         self._show(completed=t, now=now)
 
     def round(self, round: Round, pooled: Mapping[str, float]) -> None:

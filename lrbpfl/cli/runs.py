@@ -14,7 +14,7 @@ from lrbpfl.cli.progress import Display
 from lrbpfl.experiments import comparison, config, runner
 from lrbpfl.experiments.build import build_federation
 from lrbpfl.experiments.store import Run, refuse_existing
-from lrbpfl.reports.tables import footnote, summary_table
+from lrbpfl.reports.tables import footnote, new_clients_table, summary_table
 
 
 def run(algorithm: str | None, file: Path | None, settings: Iterable[str], out: Path | None, *, quiet: bool) -> None:
@@ -78,6 +78,8 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
     if not console.is_terminal:
         console = Console(width=140)
     console.print(summary_table(summary))
+    if new := new_clients_table(summary):
+        console.print(new)
     console.print(footnote(summary), markup=False, highlight=False)
     files = "config.toml, metrics.jsonl (every round, client and metric), summary.json, clients/ (their own models)"
     several = f"summary.json, and a directory for each algorithm with {files}"

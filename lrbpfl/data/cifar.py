@@ -32,7 +32,7 @@ class File(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """One official archive and the files read from it, in the order of the examples."""
+    """One official archive and the files read from it, in the order of the examples; the last holds the test images."""
 
     url: str
     size: int  # bytes
@@ -41,6 +41,15 @@ class Archive(NamedTuple):
     files: tuple[File, ...]
     label_bytes: int  # before each image; the last of them is the label used
     num_classes: int
+
+    def count(self, file: File) -> int:
+        """How many images the file holds."""
+        return file.size // self.record
+
+    @property
+    def record(self) -> int:
+        """Bytes of an image with its labels."""
+        return self.label_bytes + int(np.prod(_PIXELS))
 
 
 CIFAR10 = Archive(
@@ -82,13 +91,12 @@ def read(archive: Archive, root: Path, *, progress: bool = False) -> tuple[Tenso
         _unpack(archive, root, progress)
     elif missing:
         raise BadInput(f"{folder} lacks {', '.join(missing)}: delete that folder and {_advice(archive, root)}")
-    record = archive.label_bytes + int(np.prod(_PIXELS))
-    counts = [file.size // record for file in archive.files]
+    counts = [archive.count(file) for file in archive.files]
     x = np.empty((sum(counts), *_PIXELS), np.uint8)
     y = np.empty(sum(counts), np.int64)
     start = 0
     for file, count in zip(archive.files, counts, strict=True):
-        rows = np.frombuffer(_verified(folder / file.name, file), np.uint8).reshape(count, record)
+        rows = np.frombuffer(_verified(folder / file.name, file), np.uint8).reshape(count, archive.record)
         y[start : start + count] = rows[:, archive.label_bytes - 1]
         x[start : start + count] = rows[:, archive.label_bytes :].reshape(count, *_PIXELS)
         start += count

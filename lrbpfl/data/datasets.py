@@ -25,6 +25,7 @@ class Dataset(NamedTuple):
     num_classes: int
     owner: npt.NDArray[np.int64] | None = None  # (n,) which natural client each example belongs to
     client_names: tuple[str, ...] | None = None  # (clients,)
+    num_test: int = 0  # so many of the last examples are the official test set; 0 if there is none
 
 
 def load(name: str, root: Path | None = None, *, progress: bool = False) -> Dataset:
@@ -102,7 +103,7 @@ def _digits(root: Path | None, progress: bool) -> Dataset:
 def _cifar(name: str, archive: cifar.Archive, root: Path | None, progress: bool) -> Dataset:
     """60,000 photographs, (3, 32, 32) uint8: the 50,000 official training images, then the 10,000 test images."""
     x, y = cifar.read(archive, root or default_root(), progress=progress)
-    return Dataset(name=name, x=x, y=y, num_classes=archive.num_classes)
+    return Dataset(name, x, y, archive.num_classes, num_test=archive.count(archive.files[-1]))
 
 
 def default_root() -> Path:

@@ -177,6 +177,16 @@ def natural(owner: npt.NDArray[Any]) -> list[Indices]:
     return np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
 
 
+def hold_out(y: npt.NDArray[Any], *, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """The indices of y (n,) that stay and those held out: a fraction of every class, rounded, but never all of it."""
+    chosen = []
+    for label in np.unique(y):
+        examples = rng.permutation(np.flatnonzero(y == label))
+        chosen.append(examples[: min(round(fraction * len(examples)), len(examples) - 1)])
+    held = np.sort(np.concatenate(chosen))
+    return np.setdiff1d(np.arange(len(y)), held), held
+
+
 def split(
     indices: Indices,
     *,

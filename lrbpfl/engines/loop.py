@@ -95,17 +95,19 @@ def federate(
 ) -> Iterator[Round]:
     """Yield what happened after each of the rounds, from round `start` (t, server) on.
 
-    All clients are evaluated every `evaluate_every` rounds and after the last one. A client without a valid upload
+    All clients are evaluated every `evaluate_every` rounds and after the last one; new clients, with ids from
+    `task.num_clients` on, are in no cohort and evaluated after the last round only. A client without a valid upload
     takes no part in the round; a round without any leaves the server as it is.
     """
     algorithm, task, clients, seed, _ = engine.federation
-    if not 1 <= cohort <= len(clients):
-        raise BadInput(f"a cohort of {cohort} cannot be drawn from {len(clients)} clients")
+    training = engine.federation.training
+    if not 1 <= cohort <= len(training):
+        raise BadInput(f"a cohort of {cohort} cannot be drawn from {len(training)} clients")
     check_federation(engine.federation)
     first, server = start or (0, algorithm.init_server(task, generator(seed, "server")))
     for t in range(first, rounds):
         began = time.perf_counter()
-        messages = _messages(algorithm, task, server, sample_clients(len(clients), cohort, seed, t))
+        messages = _messages(algorithm, task, server, sample_clients(len(training), cohort, seed, t))
         ledger = _Ledger(engine, messages, t, observe)
         accepted = ledger.accepted()
         some = next(accepted, None)
@@ -116,7 +118,8 @@ def federate(
         last = t + 1 == rounds
         evaluations: dict[int, Evaluation] = {}
         if last or (evaluate_every and (t + 1) % evaluate_every == 0):
-            for evaluation in engine.evaluate(_messages(algorithm, task, server, range(len(clients))), t):
+            judged = range(len(clients)) if last else training
+            for evaluation in engine.evaluate(_messages(algorithm, task, server, judged), t):
                 observe("evaluate", t, evaluation.client_id)
                 evaluations[evaluation.client_id] = evaluation
         yield Round(

@@ -51,8 +51,8 @@ def to_arrays(tree: Tree) -> Tree:
 
 
 def to_tensors(tree: Tree) -> Tree:
-    """The inverse of `to_arrays`."""
-    return trees.tree_map(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
+    """The inverse of `to_arrays`; copies, aligned as torch likes it, because where numbers lie can decide a last bit."""
+    return trees.tree_map(lambda leaf: torch.from_numpy(leaf).clone() if isinstance(leaf, np.ndarray) else leaf, tree)
 
 
 def _aligned(size: int) -> int:

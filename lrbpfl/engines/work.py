@@ -37,6 +37,11 @@ class Federation(NamedTuple):
     seed: int
     device: str = "cpu"
 
+    @property
+    def training(self) -> range:
+        """The ids of the clients that take part in rounds; any after them are new, and judged after the last round."""
+        return range(self.task.num_clients or len(self.clients))
+
     def to_device(self, tree: Tree) -> Tree:
         """The tree on the device where clients compute, in one memory layout: layout, too, can decide the last bit."""
         return trees.tree_map(lambda leaf: leaf.to(self.device).contiguous(), tree)
@@ -48,6 +53,9 @@ def check_federation(federation: Federation) -> None:
     Which task an algorithm can work on it says itself, when it makes the server's first state.
     """
     check(federation.task.model)
+    if len(federation.training) > len(federation.clients):
+        said = f"the task says that {len(federation.training)} clients take part"
+        raise BadInput(f"{said}, and the federation has {len(federation.clients)}")
     classes = federation.task.num_classes
     for client in federation.clients:
         for part, (x, y) in (("train", client.train), ("test", client.test)):

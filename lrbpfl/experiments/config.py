@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.protocol import Algorithm
@@ -18,6 +18,12 @@ from lrbpfl.errors import BadInput
 from lrbpfl.models import MODELS
 
 Count = Annotated[int, Field(ge=1)]
+# A number stands for a list of one.
+Alphas = Annotated[
+    tuple[Annotated[float, Field(gt=0)], ...],
+    Field(min_length=1),
+    BeforeValidator(lambda given: tuple(given) if isinstance(given, list | tuple) else (given,)),
+]
 
 
 class Section(BaseModel):
@@ -40,6 +46,16 @@ class DataSection(Section):
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the training part
     # Of what is left for training: moved to the server, without labels. None: as much as the algorithm asks for.
     public_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    corruptions: bool = False  # every client's images are spoilt in a way of its own
+    new_clients: Annotated[int, Field(ge=0)] = 0  # for each of new_alpha; they never train and are judged at the end
+    new_alpha: Alphas = (0.1,)  # of the Dirichlet partitions of what is held out for new clients
+    # What is held out for them, of every class. None: the official test set, or a fifth where there is none.
+    new_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    def idle(self) -> set[str]:
+        """Keys of what is switched off: they are not written down, and change no number."""
+        corruptions = set() if self.corruptions else {"corruptions"}
+        return corruptions if self.new_clients else {*corruptions, "new_clients", "new_alpha", "new_fraction"}
 
 
 class FederationSection(Section):
@@ -77,9 +93,10 @@ class Config:
     algorithm: Algorithm
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """The configuration as nested tables of plain values, every default spelled out."""
+        """The configuration as nested tables of plain values, every default spelled out but for what is off."""
         fields = dataclasses.asdict(self.algorithm)
         tables = {name: getattr(self, name).model_dump(exclude_none=True) for name in SECTIONS}
+        tables["data"] = {key: value for key, value in tables["data"].items() if key not in self.data.idle()}
         return {**tables, "algorithm": {"name": self.algorithm_name, **fields}}
 
     def identity(self) -> dict[str, dict[str, Any]]:
@@ -173,6 +190,8 @@ def _cross_check(config: Config) -> None:
         raise unknown("model", federation.model, MODELS)
     if federation.evaluate_on == "validation" and data.validation_fraction == 0:
         raise BadInput("federation.evaluate_on = 'validation' needs data.validation_fraction above 0")
+    if len(set(data.new_alpha)) < len(data.new_alpha):
+        raise BadInput(f"data.new_alpha = {list(data.new_alpha)} names a value twice")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from safetensors.torch import save
 from lrbpfl import trees
 from lrbpfl.engines.loop import Evaluation, Round, federate
 from lrbpfl.engines.work import Evaluated, Federation, fresh_state
-from lrbpfl.experiments.build import build_engine, build_federation
+from lrbpfl.experiments.build import alphas_of_new, build_engine, build_federation
 from lrbpfl.experiments.config import Config
 from lrbpfl.experiments.store import Run, write_file
 from lrbpfl.metrics import Predictions, scores, summarise
@@ -53,9 +53,10 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def _go(run: Run, config: Config, federation: Federation, progress: Progress) -> dict[str, Any]:
-    algorithm, task, clients, seed, _ = federation
+    algorithm, task, _, seed, _ = federation
     template = algorithm.init_server(task, generator(seed, "server"))
-    checkpoint = run.load_checkpoint(config, template, {k: fresh_state(federation, k) for k in range(len(clients))})
+    checkpoint = run.load_checkpoint(config, template, {k: fresh_state(federation, k) for k in federation.training})
+    alphas = alphas_of_new(config.data, len(federation.training))
     run.rewind(checkpoint)
     engine = build_engine(config, federation)
     if checkpoint:
@@ -69,49 +70,68 @@ def _go(run: Run, config: Config, federation: Federation, progress: Progress) ->
             start=(checkpoint.rounds, checkpoint.server) if checkpoint else None,
             observe=progress.client,
         ):
-            pooled = _record(run, config, round)
+            pooled, pooled_new = _record(run, config, round, alphas)
             if round.t + 1 == config.federation.rounds:
-                _save_results(run, federation, round)
+                _save_results(run, federation, round, alphas)
             run.save_checkpoint(config, round.t + 1, round.server, {k: engine.states[k] for k in round.accepted})
             progress.round(round, pooled)
     finally:
         engine.close()
-    return _summarise(run, config, round, pooled)
+    judged = {k: evaluation for k, evaluation in round.evaluations.items() if k in federation.training}
+    return _summarise(run, config, round._replace(evaluations=judged), pooled, pooled_new)
 
 
-def _record(run: Run, config: Config, round: Round) -> dict[str, float]:
-    """Write a round into the record; its pooled scores, if it was judged."""
+def _record(
+    run: Run, config: Config, round: Round, alphas: Mapping[int, float]
+) -> tuple[dict[str, float], dict[float, dict[str, float]]]:
+    """Write a round into the record; the pooled scores of the training clients and of the new ones, if judged."""
+    seed = config.federation.seed
     predictions = {k: e.result.predictions for k, e in round.evaluations.items() if e.result}
-    per_client = {k: scores(p, seed=config.federation.seed, path=(k,)) for k, p in predictions.items()}
-    pooled = summarise(predictions, per_client, seed=config.federation.seed) if predictions else {}
-    run.record(_lines(round, per_client, pooled))
-    return pooled
+    per_client = {k: scores(p, seed=seed, path=(k,)) for k, p in predictions.items()}
+
+    def pool(alpha: float | None) -> dict[str, float]:
+        some = [k for k in predictions if alphas.get(k) == alpha]
+        return summarise({k: predictions[k] for k in some}, {k: per_client[k] for k in some}, seed=seed) if some else {}
+
+    pooled = pool(None)
+    run.record(_lines(round, per_client, pooled, alphas))
+    return pooled, {alpha: pool(alpha) for alpha in dict.fromkeys(alphas.values())}
 
 
 def _lines(
-    round: Round, per_client: Mapping[int, Mapping[str, float]], pooled: Mapping[str, float]
+    round: Round,
+    per_client: Mapping[int, Mapping[str, float]],
+    pooled: Mapping[str, float],
+    alphas: Mapping[int, float],
 ) -> Iterator[dict[str, Any]]:
-    """One line per client and metric is the primary record; lines without a client are about the whole round."""
+    """One line per client and metric is the primary record; lines without a client are about the whole round.
+
+    Lines about new clients say so, by their alpha.
+    """
     number = round.t + 1
+
+    def about(k: int) -> dict[str, Any]:
+        return {"round": number, "client": k, **({"new_alpha": alphas[k]} if k in alphas else {})}
+
     for k, reason in {**round.retried, **round.failures}.items():
         yield {"round": number, "client": k, "event": "skipped" if k in round.failures else "retried", "reason": reason}
     for k, evaluation in round.evaluations.items():
         if evaluation.failure:
-            yield {"round": number, "client": k, "event": "not judged", "reason": evaluation.failure}
+            yield {**about(k), "event": "not judged", "reason": evaluation.failure}
     for table in (round.infos, per_client):
         for k, values in table.items():
             for metric, value in values.items():
-                yield {"round": number, "client": k, "metric": metric, "value": value}
+                yield {**about(k), "metric": metric, "value": value}
     whole = {"bytes_down": round.bytes_down, "bytes_up": round.bytes_up, "seconds": round.seconds, **pooled}
     for metric, value in whole.items():
         yield {"round": number, "metric": metric, "value": value}
 
 
-def _save_results(run: Run, federation: Federation, round: Round) -> None:
+def _save_results(run: Run, federation: Federation, round: Round, alphas: Mapping[int, float]) -> None:
     """The last round's predictions, and every client's own model as far as it is its own."""
     results = {k: e.result for k, e in round.evaluations.items() if e.result}
     if results:
-        write_file(run.path / "predictions.safetensors", save(_stacked(results)))
+        write_file(run.path / "predictions.safetensors", save(_stacked(results, alphas)))
     shared: dict[str, torch.Tensor] = {}
     for k, result in results.items():
         message = dict(trees.named_leaves(federation.algorithm.broadcast(federation.task, round.server, k)))
@@ -126,34 +146,48 @@ def _same(shared: dict[str, torch.Tensor], name: str, leaf: torch.Tensor) -> boo
     return shared.setdefault(name, leaf) is leaf
 
 
-def _stacked(results: Mapping[int, Evaluated]) -> dict[str, torch.Tensor]:
-    """Everybody's predictions as one table: client, label, mean probabilities, total and aleatoric uncertainty."""
+def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, float]) -> dict[str, torch.Tensor]:
+    """Everybody's predictions as one table: client, label, mean probabilities, total and aleatoric uncertainty.
+
+    Where there are new clients, a column more: their alpha, and 0 for training clients.
+    """
 
     def rows(field: Callable[[int, Predictions], Any]) -> torch.Tensor:
         return torch.cat([torch.as_tensor(field(k, result.predictions)) for k, result in results.items()])
 
-    return {
+    table = {
         "client": rows(lambda k, p: torch.full((len(p.y),), k)),
         "y": rows(lambda k, p: p.y),
         "probs": rows(lambda k, p: p.probs).float(),
         "total": rows(lambda k, p: p.total).float(),
         "aleatoric": rows(lambda k, p: p.aleatoric).float(),
     }
+    if alphas:
+        table["new_alpha"] = rows(lambda k, p: torch.full((len(p.y),), alphas.get(k, 0.0), dtype=torch.float64))
+    return table
 
 
-def _summarise(run: Run, config: Config, last: Round, pooled: Mapping[str, float]) -> dict[str, Any]:
-    """Write summary.json, the last thing a run does: {algorithm: scores and costs}."""
+def _summarise(
+    run: Run, config: Config, last: Round, pooled: Mapping[str, float], pooled_new: Mapping[float, Mapping[str, float]]
+) -> dict[str, Any]:
+    """Write summary.json, the last thing a run does: {algorithm: scores and costs}, new clients apart, by alpha."""
     record = run.read_record()
 
     def total(metric: str) -> float:
         return sum(float(line["value"]) for line in record if line.get("metric") == metric and "client" not in line)
 
-    summary = {name: pooled[name] for name in SCORES if name in pooled}
+    def chosen(scores: Mapping[str, float]) -> dict[str, Any]:
+        return {name: scores[name] for name in SCORES if name in scores}
+
+    summary = chosen(pooled)
     summary |= {name: total(name) for name in ("bytes_up", "bytes_down", "seconds")}
     summary |= _sizes(last.evaluations, last.server)
     summary["events"] = sum("event" in line for line in record)
     what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"
-    whole = {config.algorithm_name: {**summary, "evaluated": what}}
+    summary["evaluated"] = what
+    if pooled_new:
+        summary["new"] = {str(alpha): chosen(scores) for alpha, scores in pooled_new.items()}
+    whole = {config.algorithm_name: summary}
     write_file(run.path / "summary.json", (json.dumps(whole, indent=2) + "\n").encode())
     return whole
 

@@ -234,7 +234,8 @@ def _packed(tree: Tree, metadata: dict[str, str] | None = None) -> bytes:
 
 def _unpacked(path: Path, template: Tree) -> Tree:
     try:
-        return trees.rebuild(template, load_file(path))
+        # Copies, because a file's tensors lie anywhere in memory, and where they lie can decide the last bit.
+        return trees.rebuild(template, {name: leaf.clone() for name, leaf in load_file(path).items()})
     except (OSError, SafetensorError, KeyError) as error:
         raise _unreadable(path, error) from None
 

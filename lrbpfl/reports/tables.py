@@ -8,6 +8,8 @@ from rich.table import Table
 
 from lrbpfl.experiments.tuning import Row
 
+ECES = ("ece_pooled", "ece_pooled_floor", "ece_worst", "ece_floor_worst")
+
 
 def summary_table(summary: Mapping[str, Mapping[str, Any]]) -> Table:
     """One row per algorithm: how right, how sure, and at what cost."""
@@ -18,15 +20,29 @@ def summary_table(summary: Mapping[str, Mapping[str, Any]]) -> Table:
         "accuracy\n%", "NLL", "ECE\npooled", "its\nfloor", "ECE worst\nclient", "its\nfloor", "MB\nsent", "seconds",
     ):  # fmt: skip
         table.add_column(column, justify="right", no_wrap=True)
-    eces = ("ece_pooled", "ece_pooled_floor", "ece_worst", "ece_floor_worst")
     for name, s in summary.items():
         table.add_row(
             name,
             _shown(s, "accuracy", ".2f", times=100),
-            *(_shown(s, key, ".3f") for key in ("nll", *eces)),
+            *(_shown(s, key, ".3f") for key in ("nll", *ECES)),
             f"{(s['bytes_up'] + s['bytes_down']) / 1e6:.1f}",
             f"{s['seconds']:.1f}",
         )
+    return table
+
+
+def new_clients_table(summary: Mapping[str, Mapping[str, Any]]) -> Table | None:
+    """One row per algorithm and alpha about clients that never trained; None if there were none."""
+    if not any(s.get("new") for s in summary.values()):
+        return None
+    table = Table(title="New clients, which never trained", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("algorithm", no_wrap=True)
+    for column in ("alpha", "accuracy\n%", "NLL", "ECE\npooled", "its\nfloor", "ECE worst\nclient", "its\nfloor"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, s in summary.items():
+        for alpha, scores in s.get("new", {}).items():
+            shown = (_shown(scores, key, ".3f") for key in ("nll", *ECES))
+            table.add_row(name, alpha, _shown(scores, "accuracy", ".2f", times=100), *shown)
     return table
 
 

@@ -34,6 +34,9 @@ CASES = {
     "no such configuration": (["--config", "none.toml"], ["none.toml"]),
     "setting without a value": (["--set", "federation.rounds"], ["section.key=value"]),
     "no such folder": (["--set", "data.dataset=./nowhere"], ["nowhere"]),
+    "corruptions of what is no photograph": (["--set", "data.corruptions=true"], ["data.corruptions", "digits"]),
+    "more new clients than examples": (["--set", "data.new_clients=500"], ["data.new_clients = 500", "359"]),
+    "the same alpha twice": (["--set", "data.new_alpha=[1, 1.0]"], ["data.new_alpha", "twice"]),
     "natural partition of a dataset without owners": (["--set", "data.partition=natural"], ["natural", "digits"]),
 }
 

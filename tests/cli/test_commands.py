@@ -7,6 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.network import init_params, maskable
 from lrbpfl.core.objective import mask_logits
+from lrbpfl.data import deal_corruptions
 from lrbpfl.experiments import bench as benchmark
 from lrbpfl.models import cnn
 from tests.cli.conftest import TINY, Lrbpfl
@@ -81,6 +83,38 @@ def test_partition_shows_every_client(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
     assert sum(row["train"] + row["test"] for row in rows.values()) == 1797
     assert all(len(row["classes"]) == 2 for row in rows.values())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_partition_shows_new_clients(lrbpfl: Lrbpfl) -> None:
+    keys = ("--set", "data.clients=5", "--set", "data.new_clients=2", "--set", "data.new_alpha=[0.1, 1.0]")
+    outcome = lrbpfl("partition", *keys)
+    assert all(name in outcome.out for name in ("new-0.1-0", "new-0.1-1", "new-1.0-0", "new-1.0-1"))
+    assert "5 clients, 1438 examples of 1797" in outcome.out
+    assert "2 new clients for alpha 0.1, 1.0: 359 other examples" in outcome.out
+    rows = json.loads(lrbpfl("partition", "--json", *keys).out)
+    assert [row.get("new_alpha") for row in rows.values()] == 5 * [None] + [0.1, 0.1, 1.0, 1.0]
+
+
+def test_partition_shows_corruptions(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
+    """Which pair each client has; no image is corrupted for that, so no package is needed."""
+    (tmp_path / "sites").mkdir()
+    for name in ("north", "south"):
+        np.savez(tmp_path / "sites" / f"{name}.npz", x=np.zeros((9, 3, 32, 32), np.uint8), y=np.arange(9) % 3)
+    keys = ("--set", "data.dataset=./sites", "--set", "data.corruptions=true", "--set", "federation.seed=4")
+    pairs = deal_corruptions(2, seed=4)
+    rows = json.loads(lrbpfl("partition", "--json", *keys).out)
+    assert [row["corruption"] for row in rows.values()] == [pair._asdict() for pair in pairs]
+    lines = [line for line in lrbpfl("partition", *keys).out.splitlines() if "north" in line or "south" in line]
+    shown = [f"{kind.replace('_', ' ')} {severity}" for kind, severity in pairs]
+    assert all(pair in line for pair, line in zip(shown, lines, strict=True))
+    assert "corruption" not in lrbpfl("partition", "--set", "data.dataset=./sites").out
+
+
+def test_a_run_tells_of_new_clients(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
+    outcome = lrbpfl("run", "-a", "fedavg", *TINY, "--set", "data.new_clients=2", "--out", "here")
+    assert outcome.code == 0 and "New clients, which never trained" in outcome.out
+    scores = json.loads((tmp_path / "here" / "summary.json").read_text())["fedavg"]["new"]["0.1"]
+    assert f"{100 * scores['accuracy']:.2f}" in outcome.out
 
 
 def test_bench_prints_one_object(lrbpfl: Lrbpfl, monkeypatch: pytest.MonkeyPatch) -> None:

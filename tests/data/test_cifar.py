@@ -255,7 +255,7 @@ def test_the_official_files(name: str, archive: Archive) -> None:
         pytest.skip(f"$LRBPFL_DATA does not hold {archive.folder}")
     dataset = load(name)
     assert dataset.x.shape == (60_000, 3, 32, 32)
-    assert dataset.num_classes == archive.num_classes
+    assert (dataset.num_classes, dataset.num_test) == (archive.num_classes, 10_000)
     counts = torch.bincount(dataset.y[:50_000])
     assert counts.tolist() == [50_000 // archive.num_classes] * archive.num_classes
     assert torch.bincount(dataset.y).tolist() == [60_000 // archive.num_classes] * archive.num_classes

@@ -17,7 +17,7 @@ from tests.data.test_cifar import tiny, write
 
 def test_digits() -> None:
     dataset = load("digits")
-    assert (dataset.name, dataset.num_classes, dataset.owner) == ("digits", 10, None)
+    assert (dataset.name, dataset.num_classes, dataset.owner, dataset.num_test) == ("digits", 10, None, 0)
     assert dataset.x.shape == (1797, 1, 8, 8) and dataset.x.dtype == torch.float32
     assert dataset.x.min() == -1 and dataset.x.max() == 1
     assert dataset.y.shape == (1797,) and set(dataset.y.tolist()) == set(range(10))
@@ -30,7 +30,7 @@ def test_cifar_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATASETS, "cifar10", partial(datasets._cifar, "cifar10", archive))
     monkeypatch.setenv("LRBPFL_DATA", str(tmp_path))
     dataset = load("cifar10")
-    assert (dataset.name, dataset.num_classes) == ("cifar10", 10)
+    assert (dataset.name, dataset.num_classes, dataset.num_test) == ("cifar10", 10, 40)  # the last of two files
     assert torch.equal(dataset.x, load("cifar10", tmp_path).x)
     check(dataset)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrbpfl.data import PARTITIONS, Split, by_labels, by_size, dirichlet, natural, split
+from lrbpfl.data import PARTITIONS, Split, by_labels, by_size, dirichlet, hold_out, natural, split
 from lrbpfl.data.partition import Indices
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import numpy_generator
@@ -295,3 +295,24 @@ def test_natural_refuses(owner: list[Any], words: str) -> None:
 def test_split_refuses(n: int, train: float, validation: float, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         split(np.arange(n), train_fraction=train, validation_fraction=validation, rng=numpy_generator(0))
+
+
+@quick
+@given(
+    counts=st.lists(st.integers(0, 30), min_size=1, max_size=6).filter(any), fraction=st.floats(0.01, 0.99), seed=seeds
+)
+def test_of_every_class_the_same_fraction_is_held_out_but_never_all(
+    counts: list[int], fraction: float, seed: int
+) -> None:
+    y = numpy_generator(0).permutation(np.repeat(np.arange(len(counts)), counts))
+    kept, held = hold_out(y, fraction=fraction, rng=numpy_generator(seed))
+    assert_partition([kept, held], len(y), 2)
+    expected = [min(round(fraction * n), n - 1) if n else 0 for n in counts]
+    assert np.bincount(y[held], minlength=len(counts)).tolist() == expected
+    assert same([kept, held], list(hold_out(y, fraction=fraction, rng=numpy_generator(seed))))
+
+
+def test_the_seed_decides_what_is_held_out() -> None:
+    y = even(3, 40)
+    some, others = (hold_out(y, fraction=0.5, rng=numpy_generator(seed))[1] for seed in (1, 2))
+    assert not np.array_equal(some, others)

@@ -23,9 +23,9 @@ def run(engine: Engine, rounds: int = 3, cohort: int = 3) -> tuple[list[Round], 
         return list(federate(engine, rounds=rounds, cohort=cohort)), engine.states
 
 
-def small(name: str) -> Federation:
+def small(name: str, clients: int = 4) -> Federation:
     layers = OrderedDict(fc1=nn.Linear(5, 8), relu=nn.ReLU(), fc2=nn.Linear(8, 3))
-    return noise(ALGORITHMS[name](), nn.Sequential(layers), (5,))
+    return noise(ALGORITHMS[name](), nn.Sequential(layers), (5,), clients)
 
 
 def assert_engines_agree(federation: Federation, *others: Callable[[Federation], Engine], rounds: int = 3) -> None:
@@ -79,3 +79,11 @@ def test_clients_that_fail_make_no_difference_between_engines() -> None:
         assert same_rounds(found, expected)
         assert any(round.failures for round in expected)
         assert expected[-1].evaluations[1].result is None
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_new_clients_are_judged_with_the_same_bits_too(name: str) -> None:
+    """The last two of five never train."""
+    federation = small(name, clients=5)
+    federation = federation._replace(task=federation.task._replace(num_clients=3))
+    assert_engines_agree(federation, pool(2), rounds=2)

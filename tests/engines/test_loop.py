@@ -4,11 +4,12 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from lrbpfl import trees
 from lrbpfl.algorithms.fedavg import FedAvg
@@ -17,7 +18,7 @@ from lrbpfl.core.descent import Data
 from lrbpfl.engines.loop import Engine, Round, federate, sample_clients
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
-from lrbpfl.engines.work import Federation, fresh_state, update_client
+from lrbpfl.engines.work import Federation, evaluate_client, fresh_state, update_client
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
@@ -46,6 +47,61 @@ def test_every_client_is_drawn_about_as_often_as_the_others() -> None:
     drawn = [k for t in range(400) for k in sample_clients(7, 2, SEED, t)]
     expected = 400 * 2 / 7
     assert all(abs(drawn.count(k) - expected) < 40 for k in range(7))  # over four standard deviations
+
+
+def with_new(training: int, clients: int) -> Federation:
+    """Clients of whom the last ones never train, in a federation that gives everybody a message of its own."""
+    federation = line(Named(), clients)
+    return federation._replace(task=federation.task._replace(num_clients=training))
+
+
+@dataclass(frozen=True)
+class Named(Scripted):
+    """Every client's message carries its number."""
+
+    def broadcast(self, task: Task, server: Tree, client_id: int) -> Tree:
+        return {"w": server["w"] + 10 * client_id}
+
+    def predict(self, task: Task, personal: Tree, x: Tensor, rng: Generator) -> Tensor:
+        p = torch.sigmoid(personal["w"][:1] / 100 + personal["seen"][0]).expand(1, len(x))
+        return torch.stack([p, 1 - p], dim=2)
+
+
+def test_new_clients_are_in_no_cohort_and_judged_once() -> None:
+    engine = Serial(with_new(3, 5))
+    rounds = list(federate(engine, rounds=8, cohort=2, evaluate_every=1))
+    assert {k for round in rounds for k in round.cohort} == {0, 1, 2}
+    assert [list(round.evaluations) for round in rounds] == 7 * [[0, 1, 2]] + [[0, 1, 2, 3, 4]]
+    assert engine.states.keys() == {0, 1, 2}
+
+
+def test_a_new_client_is_judged_as_one_that_never_took_part() -> None:
+    federation = with_new(3, 5)
+    (last,) = federate(Serial(federation), rounds=1, cohort=3)
+    for k in (3, 4):
+        message = {"w": last.server["w"] + 10 * k}
+        expected = evaluate_client(federation, message, fresh_state(federation, k), 0, k)
+        result = last.evaluations[k].result
+        assert result is not None and trees.equal(result.personal, expected.personal)
+        assert (result.predictions.probs == expected.predictions.probs).all()
+
+
+def test_new_clients_change_nothing_for_the_others() -> None:
+    federation = with_new(3, 5)
+    alone = federation._replace(clients=federation.clients[:3])
+    rounds, expected = (list(federate(Serial(f), rounds=4, cohort=2, evaluate_every=2)) for f in (federation, alone))
+    told = {k: evaluation for k, evaluation in rounds[-1].evaluations.items() if k < 3}
+    assert same_rounds([*rounds[:-1], rounds[-1]._replace(evaluations=told)], expected)
+
+
+def test_new_clients_cannot_fill_a_cohort() -> None:
+    with pytest.raises(BadInput, match="cohort of 4 cannot be drawn from 3 clients"):
+        next(federate(Serial(with_new(3, 5)), rounds=1, cohort=4))
+
+
+def test_a_task_with_more_clients_than_there_are_is_refused() -> None:
+    with pytest.raises(BadInput, match="the task says that 6 clients take part, and the federation has 5"):
+        next(federate(Serial(with_new(6, 5)), rounds=1, cohort=2))
 
 
 def test_a_cohort_of_everybody_is_everybody() -> None:

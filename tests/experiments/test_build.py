@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lrbpfl.data import Dataset, Split, load
+from lrbpfl.data import Dataset, Split, corrupt, deal_corruptions, load
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.build import build_engine, build_federation, deal
+from lrbpfl.experiments.build import alphas_of_new, build_engine, build_federation, deal, deal_groups, deal_new
 from lrbpfl.experiments.config import DataSection, parse
+from lrbpfl.rng import numpy_generator
 from tests.experiments.conftest import NAMES, Configure
 
 
@@ -202,3 +203,150 @@ def test_a_share_that_is_nothing_is_told(configure: Configure) -> None:
 
 def test_the_task_knows_how_many_take_part(configure: Configure) -> None:
     assert build_federation(configure()).task.num_clients == len(NAMES)
+
+
+def with_test_set(digits: Dataset) -> Dataset:
+    return digits._replace(num_test=400)
+
+
+def everything(splits: dict[str, Split]) -> list[int]:
+    return sorted(int(i) for part in splits.values() for indices in part for i in indices)
+
+
+def test_new_clients_share_the_official_test_set(digits: Dataset) -> None:
+    section = DataSection(partition="dirichlet", clients=5, new_clients=4, new_alpha=(0.1, 1.0), public_fraction=0.3)
+    training, *new = deal_groups(with_test_set(digits), section, seed=1)
+    assert everything(training.splits) == list(range(1397))
+    assert [group.new_alpha for group in new] == [0.1, 1.0]
+    for group in new:
+        assert everything(group.splits) == list(range(1397, 1797))
+        assert list(group.splits) == [f"new-{group.new_alpha}-{k}" for k in range(4)]
+        assert all(len(part.public) == 0 < min(len(part.train), len(part.test)) for part in group.splits.values())
+        sizes = [(len(part.train), len(part.train) + len(part.test)) for part in group.splits.values()]
+        assert all(abs(train - 0.1 * both) <= 1 for train, both in sizes)
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(None, 0.2), (0.4, 0.4)])
+def test_new_clients_share_a_fraction_of_every_class_elsewhere(
+    fraction: float | None, expected: float, digits: Dataset
+) -> None:
+    section = DataSection(clients=5, new_clients=3, new_fraction=fraction)
+    training, new = deal_groups(digits, section, seed=1)
+    held = everything(new.splits)
+    assert sorted(everything(training.splits) + held) == list(range(1797))
+    counts, of = (np.bincount(digits.y.numpy()[chosen], minlength=10) for chosen in (held, np.arange(1797)))
+    assert np.array_equal(counts, np.rint(expected * of))
+
+
+def test_a_fraction_that_is_named_goes_before_the_test_set(digits: Dataset) -> None:
+    _, new = deal_groups(with_test_set(digits), DataSection(new_clients=3, new_fraction=0.1), seed=1)
+    assert min(everything(new.splits)) < 1397
+
+
+def test_new_clients_do_not_depend_on_other_alphas(digits: Dataset) -> None:
+    some = deal_new(digits, DataSection(new_clients=3, new_alpha=(0.1, 0.5)), seed=1)
+    more = deal_new(digits, DataSection(new_clients=3, new_alpha=(2.0, 0.5, 0.1)), seed=1)
+    assert all(same_splits(some[alpha], more[alpha]) for alpha in (0.1, 0.5))
+    assert list(some) == [0.1, 0.5] and list(more) == [2.0, 0.5, 0.1]
+    other = deal_new(digits, DataSection(new_clients=3, new_alpha=(0.1,)), seed=2)
+    assert not same_splits(some[0.1], other[0.1])
+
+
+def test_a_smaller_alpha_makes_new_clients_more_unlike(digits: Dataset) -> None:
+    groups = deal_new(digits, DataSection(new_clients=5, new_alpha=(0.05, 1e6), new_fraction=0.5), seed=1)
+    uneven, even = (
+        np.mean(
+            [np.bincount(digits.y.numpy()[np.concatenate(part)]).max() / sum(map(len, part)) for part in g.values()]
+        )
+        for g in groups.values()
+    )
+    assert even < 0.15 < 0.4 < uneven
+
+
+def test_a_federation_has_its_new_clients_last(configure: Configure) -> None:
+    data = {"partition": "size", "clients": 3, "new_clients": 2, "new_alpha": [0.5, 5.0], "public_fraction": 0.2}
+    config = configure(data={**data, "validation_fraction": 0.3}, federation={"evaluate_on": "validation"})
+    federation = build_federation(config)
+    dataset = load(config.data.dataset)
+    training, *new = deal_groups(dataset, config.data, seed=0)
+    assert federation.task.num_clients == 3 and list(federation.training) == [0, 1, 2]
+    splits = {name: part for group in (training, *new) for name, part in group.splits.items()}
+    assert [client.name for client in federation.clients] == list(splits)
+    for client, part in zip(federation.clients, splits.values(), strict=True):
+        assert torch.equal(client.train.x, dataset.x[torch.from_numpy(part.train)])
+        assert torch.equal(client.test.y, dataset.y[torch.from_numpy(part.validation)])
+    names = [client.name for client in federation.clients]
+    alphas = alphas_of_new(config.data, 3)
+    assert alphas == {3: 0.5, 4: 0.5, 5: 5.0, 6: 5.0}
+    assert all(names[k].startswith(f"new-{alpha}-") for k, alpha in alphas.items())
+    public = sum(len(part.public) for part in training.splits.values())
+    assert federation.task.public is not None and len(federation.task.public) == public
+
+
+def test_new_clients_without_enough_examples_are_told(configure: Configure) -> None:
+    with pytest.raises(BadInput, match=r"data.new_clients = 30: 30 clients x 2 min_examples need 60 examples of 21"):
+        build_federation(configure(data={"partition": "size", "clients": 2, "new_clients": 30}))
+
+
+def test_new_clients_of_natural_ones_are_refused(configure: Configure) -> None:
+    with pytest.raises(BadInput, match=r"data.new_clients = 2: .* natural partition is not: name another"):
+        build_federation(configure(data={"new_clients": 2}))
+
+
+@pytest.fixture
+def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two sites with 24 small photographs each."""
+    pytest.importorskip("imagecorruptions", exc_type=ImportError)
+    monkeypatch.setenv("LRBPFL_DATA", str(tmp_path / "data"))
+    (tmp_path / "sites").mkdir()
+    for name in ("north", "south"):
+        rng = numpy_generator(0, name)
+        x = rng.integers(60, 190, size=(24, 3, 32, 32), dtype=np.uint8)
+        np.savez(tmp_path / "sites" / f"{name}.npz", x=x, y=np.arange(24) % 3)
+    return tmp_path / "sites"
+
+
+def test_all_images_of_a_client_are_corrupted_in_one_way(photographs: Path, configure: Configure) -> None:
+    """Training, validation, test and public parts; and no image differently when the parts change."""
+    data = {"dataset": str(photographs), "corruptions": True, "public_fraction": 0.25, "validation_fraction": 0.25}
+    config = configure(data=data)
+    federation = build_federation(config)
+    judged = build_federation(configure(data=data, federation={"evaluate_on": "validation"}))
+    fewer = build_federation(configure(data={**data, "train_fraction": 0.2}))
+    dataset = load(str(photographs))
+    pairs = deal_corruptions(2, seed=0)
+    (group,) = deal_groups(dataset, config.data, seed=0)
+    assert group.corruptions == pairs
+    expected = torch.cat([corrupt(dataset.x[24 * k : 24 * k + 24], pairs[k], 0) for k in range(2)])
+    for k, part in enumerate(group.splits.values()):
+        assert torch.equal(federation.clients[k].train.x, expected[torch.from_numpy(part.train)])
+        assert torch.equal(federation.clients[k].test.x, expected[torch.from_numpy(part.test)])
+        assert torch.equal(judged.clients[k].test.x, expected[torch.from_numpy(part.validation)])
+        own = {bytes(image.numpy()) for image in expected[24 * k : 24 * k + 24]}
+        assert {bytes(image.numpy()) for image in fewer.clients[k].test.x} <= own
+    public = torch.from_numpy(np.concatenate([part.public for part in group.splits.values()]))
+    assert federation.task.public is not None and torch.equal(federation.task.public, expected[public])
+    assert torch.equal(load(str(photographs)).x, dataset.x)
+
+
+def test_new_clients_have_corruptions_of_their_own(photographs: Path, configure: Configure) -> None:
+    data = {"dataset": str(photographs), "corruptions": True, "partition": "size", "clients": 2}
+    config = configure(data={**data, "new_clients": 2, "new_alpha": [0.5, 5.0], "new_fraction": 0.5})
+    dataset = load(str(photographs))
+    groups = deal_groups(dataset, config.data, seed=0)
+    pairs = deal_corruptions(4, seed=0)
+    assert [group.corruptions for group in groups] == [pairs[:2], pairs[2:], pairs[2:]]
+    federation = build_federation(config)
+    parts = [part for group in groups for part in group.splits.values()]
+    for client, part, pair in zip(federation.clients, parts, [*pairs, *pairs[2:]], strict=True):
+        own = torch.from_numpy(np.sort(np.concatenate(part)))
+        expected = torch.zeros_like(dataset.x)
+        expected[own] = corrupt(dataset.x[own], pair, 0)
+        assert torch.equal(client.train.x, expected[torch.from_numpy(part.train)])
+
+
+def test_more_clients_than_corruptions_are_refused(digits: Dataset) -> None:
+    images = digits._replace(x=torch.zeros(1797, 3, 32, 32, dtype=torch.uint8))
+    section = DataSection(partition="size", clients=50, corruptions=True, new_clients=8)
+    with pytest.raises(BadInput, match="57 different pairs of kind and severity for 58 clients"):
+        deal_groups(images, section, seed=0)

@@ -282,3 +282,35 @@ def test_a_configuration_cannot_be_changed() -> None:
         config.algorithm_name = "fedavg"  # type: ignore[misc]
     with pytest.raises(ValueError, match="frozen"):
         config.federation.rounds = 3
+
+
+@pytest.mark.parametrize(("given", "alphas"), [(0.5, (0.5,)), (1, (1.0,)), ([0.1, 1], (0.1, 1.0)), ((2.0,), (2.0,))])
+def test_one_alpha_stands_for_a_list_of_one(given: Any, alphas: tuple[float, ...]) -> None:
+    config = parse({"data": {"new_clients": 3, "new_alpha": given}})
+    assert config.data.new_alpha == alphas
+    assert parse(tomllib.loads(to_toml(config.tables()))) == config
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"new_alpha": [0.1, 0.5, 0.1]}, "data.new_alpha = [0.1, 0.5, 0.1] names a value twice"),
+        ({"new_alpha": [0.1, -1.0]}, "data.new_alpha = -1.0: input should be greater than 0"),
+        ({"new_alpha": []}, "data.new_alpha = "),
+        ({"new_alpha": "small"}, "data.new_alpha = 'small'"),
+        ({"new_clients": -1}, "data.new_clients = -1"),
+        ({"new_clients": True}, "data.new_clients = True"),
+        ({"new_fraction": 1.0}, "data.new_fraction = 1.0"),
+        ({"corruptions": 1}, "data.corruptions = 1"),
+    ],
+)
+def test_what_cannot_be_asked_of_new_clients_is_told(data: dict[str, Any], words: str) -> None:
+    assert words in refusal({"data": data})
+
+
+def test_what_is_off_is_not_written_down() -> None:
+    """So that runs from before these keys keep their configuration to the letter."""
+    keys = {"corruptions", "new_clients", "new_alpha", "new_fraction"}
+    assert not keys & set(parse({}).tables()["data"])
+    assert not keys & set(parse({"data": {"new_alpha": 3.0, "new_fraction": 0.5}}).tables()["data"])
+    assert parse({"data": {"new_clients": 2, "corruptions": True}}).tables()["data"].keys() >= keys - {"new_fraction"}

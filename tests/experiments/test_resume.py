@@ -58,6 +58,26 @@ def test_another_engine_goes_on_to_the_same_bits(engine: dict[str, Any], configu
     assert_same(tmp_path / "cut", contents(tmp_path / "whole"), but=("config.toml",))
 
 
+@pytest.mark.parametrize("name", ["lr-bpfl", "metavd", "pfedbayes"])
+def test_a_run_with_new_clients_goes_on_to_the_same_bits(name: str, configure: Configure, tmp_path: Path) -> None:
+    """Cut early, cut after the last round and before its summary, and finished by other engines."""
+    sections: dict[str, dict[str, Any]] = {
+        "data": {"partition": "size", "clients": 3, "new_clients": 2, "new_alpha": [0.5, 5.0]},
+        "algorithm": {"name": name, **(FEW_STEPS if name == "lr-bpfl" else {})},
+    }
+    config, path = configure(**sections), tmp_path / "cut"
+    run(config, tmp_path / "whole")
+    with pytest.raises(Cut):
+        start(config, path, build_federation(config), cut_after(1))
+    (path / "config.toml").write_text(
+        to_toml(configure(**sections, engine={"kind": "processes", "workers": 2}).tables())
+    )
+    with pytest.raises(Cut):
+        resume(path, cut_after(3))
+    resume(path, Progress())
+    assert_same(path, contents(tmp_path / "whole"), but=("config.toml",))
+
+
 def test_a_run_may_be_cut_before_any_change_to_its_files(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,3 +177,63 @@ def test_what_is_not_common_to_all_clients_is_in_each_ones_file(
         assert torch.equal(personal["W/fc1.weight"], server["fc1.weight"] + k)
         assert torch.equal(personal["W/again"], server["fc1.weight"] + k)
         assert torch.equal(personal["W/turned"], server["fc1.weight"].T + k)
+
+
+NEW = {"partition": "size", "clients": 3, "new_clients": 2, "new_alpha": [0.5, 5.0], "new_fraction": 0.4}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "metavd", "pfedbayes"])
+def test_new_clients_are_scored_apart(name: str, configure: Configure, tmp_path: Path) -> None:
+    config = configure(data=NEW, algorithm={"name": name})
+    summary = run(config, tmp_path / "run")[name]
+    assert list(summary["new"]) == ["0.5", "5.0"]
+    table = load_file(tmp_path / "run" / "predictions.safetensors")
+    correct = (table["probs"].argmax(1) == table["y"]).double()
+    for alpha, ids in (("0.5", (3, 4)), ("5.0", (5, 6))):
+        scores, own = summary["new"][alpha], torch.isin(table["client"], torch.tensor(ids))
+        assert torch.equal(own, table["new_alpha"] == float(alpha))
+        assert scores["accuracy"] == pytest.approx(correct[own].mean().item(), abs=1e-12)
+        assert (scores["clients"], scores["examples"]) == (2, int(own.sum()))
+        picked = table["probs"][own][torch.arange(int(own.sum())), table["y"][own]].double()
+        assert scores["nll"] == pytest.approx(-picked.log().mean().item(), rel=1e-5)
+    trained = table["new_alpha"] == 0
+    assert set(table["client"][trained].tolist()) == {0, 1, 2}
+    assert summary["accuracy"] == pytest.approx(correct[trained].mean().item(), abs=1e-12)
+    assert (summary["clients"], summary["examples"]) == (3, int(trained.sum()))
+
+
+def test_new_clients_leave_everything_else_as_it_was(configure: Configure, tmp_path: Path) -> None:
+    """The same run without them, on what they leave to the others; pFedGP's models grow with a client's data."""
+    config = configure(data={**NEW, "skew": 0.0, "new_fraction": 0.7}, algorithm={"name": "pfedgp"})
+    federation = build_federation(config)
+    whole = start(config, tmp_path / "whole", federation, Progress())["pfedgp"]
+    alone = federation._replace(clients=federation.clients[:3])
+    part = start(config, tmp_path / "part", alone, Progress())["pfedgp"]
+    assert {**whole, "new": 0, "seconds": 0} == {**part, "new": 0, "seconds": 0}
+    tables = [load_file(tmp_path / name / "predictions.safetensors") for name in ("whole", "part")]
+    assert all(torch.equal(tables[0][key][tables[0]["client"] < 3], tables[1][key]) for key in tables[1])
+
+    def record(name: str) -> list[dict[str, object]]:
+        lines = Run(tmp_path / name).read_record()
+        return [line for line in lines if "new_alpha" not in line and line.get("metric") != "seconds"]
+
+    assert record("whole") == record("part")
+
+
+def test_the_record_tells_of_new_clients_after_the_last_round(configure: Configure, tmp_path: Path) -> None:
+    run(configure(data=NEW), tmp_path / "run")
+    lines = [line for line in Run(tmp_path / "run").read_record() if line.get("client", 0) >= 3]
+    assert {(line["round"], line["client"], line["new_alpha"]) for line in lines} == {
+        (4, 3, 0.5), (4, 4, 0.5), (4, 5, 5.0), (4, 6, 5.0),
+    }  # fmt: skip
+    assert {"accuracy", "nll", "ece", "examples"} <= {line["metric"] for line in lines}
+    assert not any("new_alpha" in line for line in Run(tmp_path / "run").read_record() if line not in lines)
+
+
+def test_new_clients_that_cannot_be_judged_are_events(configure: Configure, tmp_path: Path) -> None:
+    config = configure(data=NEW)
+    federation = build_federation(config)._replace(algorithm=Unjudgeable())
+    summary = start(config, tmp_path / "run", federation, Progress())["fedavg"]
+    assert summary["new"] == {"0.5": {}, "5.0": {}}
+    events = [line for line in Run(tmp_path / "run").read_record() if line.get("event") == "not judged"]
+    assert [line.get("new_alpha") for line in events] == 6 * [None] + [0.5, 0.5, 5.0, 5.0]

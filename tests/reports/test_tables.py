@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lrbpfl.reports.tables import footnote, summary_table
+from lrbpfl.reports.tables import footnote, new_clients_table, summary_table
 
 SCORES: dict[str, Any] = {
     "accuracy": 0.8765,
@@ -26,7 +26,7 @@ SCORES: dict[str, Any] = {
 def shown(summary: dict[str, dict[str, Any]]) -> str:
     console = Console(width=80, file=io.StringIO())
     with console.capture() as capture:
-        console.print(summary_table(summary))
+        console.print(summary_table(summary), new_clients_table(summary) or "")
     return capture.get()
 
 
@@ -44,3 +44,13 @@ def test_a_run_without_scores_shows_dashes() -> None:
 
 def test_the_footnote_says_what_was_judged() -> None:
     assert "own test split; 20 clients, 54000 examples" in footnote({"fedavg": SCORES})
+
+
+def test_new_clients_have_a_row_for_each_alpha() -> None:
+    text = shown({"fedavg": {**SCORES, "new": {"0.1": SCORES, "1.0": {}}}})
+    rows = [line.split() for line in text[text.index("New clients") :].splitlines() if "fedavg" in line]
+    assert rows == [
+        ["fedavg", "0.1", "87.65", "0.432", "0.031", "0.003", "0.127", "0.023"],
+        ["fedavg", "1.0", *6 * ["-"]],
+    ]
+    assert "New clients" not in shown({"fedavg": SCORES})
