@@ -51,7 +51,7 @@ def to_arrays(tree: Tree) -> Tree:
 
 
 def to_tensors(tree: Tree) -> Tree:
-    """The inverse of `to_arrays`; copies, aligned as torch likes it, because where numbers lie can decide a last bit."""
+    """The inverse of `to_arrays`; copies, aligned like torch's own, as where numbers lie can decide the last bit."""
     return trees.tree_map(lambda leaf: torch.from_numpy(leaf).clone() if isinstance(leaf, np.ndarray) else leaf, tree)
 
 
