@@ -73,6 +73,24 @@ def resume(
 
 
 @app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Directories of finished runs or comparisons, side by side.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page; without it, report.html in the first RUN.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="A directory for its figures, but those of single clients, as PNG and SVG.")
+    ] = None,
+) -> None:
+    """Write one HTML page about finished runs; it needs no network and no other file."""
+    from lrbpfl.cli import pages
+
+    pages.report(runs, out, figures)
+
+
+@app.command()
 def tune(
     algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="Its name, or name:preset.")] = None,
     vary: Annotated[

@@ -85,3 +85,4 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
     several = f"summary.json, and a directory for each algorithm with {files}"
     where = f"In {out}: {several if comparison.is_comparison(out) else files}."
     console.print(where, soft_wrap=True, markup=False, highlight=False)
+    console.print(f"A page about it: lrbpfl report {out}", soft_wrap=True, markup=False, highlight=False)

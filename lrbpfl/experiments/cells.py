@@ -29,8 +29,8 @@ def run_cells(
 ) -> Iterator[tuple[str, Cell]]:
     """Every cell under its label, in order: finished ones as they are, others from where they were cut off.
 
-    A cell that fails is told, and does not stop the others. A finished one keeps its configuration, record, summary and
-    predictions; models and checkpoints go.
+    A cell that fails is told, and does not stop the others. A finished one keeps its configuration, record, summary,
+    predictions and names of clients; models and checkpoints go.
     """
     for label, config in configs.items():
         folder = cell_folder(root, config)

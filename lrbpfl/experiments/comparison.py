@@ -49,6 +49,11 @@ def is_comparison(path: Path) -> bool:
     return "compare" in read_tables(path)
 
 
+def parts(path: Path) -> dict[str, Path]:
+    """The run directory of each algorithm of a comparison."""
+    return {name: _folder(path, name) for name in read_tables(path)["compare"]["algorithms"]}
+
+
 def resume_comparison(
     path: Path, progress: Callable[[str, Config], Progress], *, loading: bool = False
 ) -> dict[str, Any]:

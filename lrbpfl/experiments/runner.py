@@ -52,6 +52,12 @@ def read_summary(path: Path) -> dict[str, Any]:
     return summary
 
 
+def read_client_names(path: Path) -> dict[int, str]:
+    """The names of a run's clients, by their numbers; none if the run did not write them."""
+    file = path / "clients.json"
+    return dict(enumerate(json.loads(file.read_text()))) if file.is_file() else {}
+
+
 def _go(run: Run, config: Config, federation: Federation, progress: Progress) -> dict[str, Any]:
     algorithm, task, _, seed, _ = federation
     template = algorithm.init_server(task, generator(seed, "server"))
@@ -128,7 +134,8 @@ def _lines(
 
 
 def _save_results(run: Run, federation: Federation, round: Round, alphas: Mapping[int, float]) -> None:
-    """The last round's predictions, and every client's own model as far as it is its own."""
+    """The clients' names, the last round's predictions, and every client's own model as far as it is its own."""
+    write_file(run.path / "clients.json", (json.dumps([client.name for client in federation.clients]) + "\n").encode())
     results = {k: e.result for k, e in round.evaluations.items() if e.result}
     if results:
         write_file(run.path / "predictions.safetensors", save(_stacked(results, alphas)))

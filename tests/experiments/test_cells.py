@@ -31,5 +31,5 @@ def test_a_cell_that_fails_is_told_and_the_others_run(configure: Configure, tmp_
 
 def test_finished_cells_keep_results_and_no_models(configure: Configure, tmp_path: Path) -> None:
     ((_, cell),) = run_cells(tmp_path, {"a": configure()}, lambda name, config: Progress())
-    kept = {"config.toml", "metrics.jsonl", "summary.json", "predictions.safetensors"}
+    kept = {"config.toml", "metrics.jsonl", "summary.json", "clients.json", "predictions.safetensors"}
     assert {str(file) for file in files(cell.path)} == kept

@@ -18,10 +18,10 @@ from lrbpfl.core.descent import Data
 from lrbpfl.core.network import Params
 from lrbpfl.engines.work import evaluate_client
 from lrbpfl.experiments.build import build_federation
-from lrbpfl.experiments.runner import Progress, read_summary, resume, start
+from lrbpfl.experiments.runner import Progress, read_client_names, read_summary, resume, start
 from lrbpfl.experiments.store import Run
 from lrbpfl.trees import Tree
-from tests.experiments.conftest import Configure, files, run
+from tests.experiments.conftest import NAMES, Configure, files, run
 
 SCORES = {"accuracy", "nll", "brier", "ece_pooled", "mce_pooled", "ece_mean", "ece_worst", "ece_floor_mean"}
 SCORES |= {"ece_debiased_mean", "bytes_up", "bytes_down", "parameters", "seconds"}
@@ -29,10 +29,11 @@ SCORES |= {"ece_debiased_mean", "bytes_up", "bytes_down", "parameters", "seconds
 
 def test_a_run_leaves_its_files_and_nothing_else(finished: Path) -> None:
     names = {str(file) for file in files(finished)}
-    assert {"config.toml", "metrics.jsonl", "summary.json", "shared.safetensors", "predictions.safetensors"} <= names
     assert {f"clients/{k:05d}/personal.safetensors" for k in range(4)} <= names
     rest = {name for name in names if not name.startswith(("clients/", "checkpoint/"))}
-    assert len(rest) == 5
+    texts = {"config.toml", "metrics.jsonl", "summary.json", "clients.json"}
+    assert rest == texts | {"shared.safetensors", "predictions.safetensors"}
+    assert read_client_names(finished) == dict(enumerate(NAMES))
     assert not [name for name in names if ".part" in name or "/." in name or name.startswith(".")]
 
 

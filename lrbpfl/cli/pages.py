@@ -1,0 +1,33 @@
+"""The command `report`: a page, and figures, about finished runs."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from lrbpfl.errors import BadInput
+from lrbpfl.experiments.store import write_file
+from lrbpfl.reports.collect import collect
+from lrbpfl.reports.page import render
+
+
+def report(runs: Sequence[Path], out: Path | None, figures: Path | None) -> None:
+    """Write the page, and the figures if they are asked for; say where."""
+    if figures and not find_spec("matplotlib"):
+        raise BadInput("--figures needs matplotlib: install it with pip install 'lrbpfl[report]'")
+    out = out or runs[0] / "report.html"
+    if out.is_dir():
+        raise BadInput(f"{out} is a directory, and --out names the page: give a file like {out / 'report.html'}")
+    results = collect(runs)
+    files = {out: render(results).encode(errors="replace")}
+    if figures:
+        from lrbpfl.reports.figures import draw
+
+        files |= {figures / name: data for name, data in draw(results)}
+    for path, data in files.items():
+        try:
+            write_file(path, data)
+        except OSError as error:
+            raise BadInput(f"{path} cannot be written: {error.strerror}") from None
+    print(f"The page: {out}")
+    if figures:
+        print(f"In {figures}: {', '.join(path.name for path in files if path != out)}")

@@ -1,0 +1,225 @@
+"""From run directories to the plain data that a report shows: recorded scores, bins and counts of predictions."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from lrbpfl.core import gates as gating
+from lrbpfl.errors import BadInput
+from lrbpfl.experiments.comparison import is_comparison, parts
+from lrbpfl.experiments.runner import read_client_names, read_summary
+from lrbpfl.experiments.store import Run, read_tables
+from lrbpfl.metrics import Predictions, pool, reliability
+
+HISTOGRAM = 12  # bins of an uncertainty, from 0 to the logarithm of the number of classes
+CURVES = ("accuracy", "nll", "ece_pooled", "ece_pooled_floor")
+
+Scores = dict[str, Any]
+Record = Sequence[Mapping[str, Any]]
+
+
+class Group(TypedDict):
+    """The uncertainty of the right or of the wrong predictions, in nats."""
+
+    examples: int
+    aleatoric: float  # mean
+    epistemic: float  # mean
+    counts: list[int]  # (HISTOGRAM,) of the total uncertainty
+
+
+class View(TypedDict):
+    """What predictions look like, of one client or of all; small whatever the number of examples."""
+
+    bins: list[tuple[int, int, float, float]]  # index, examples, mean confidence, accuracy of each filled bin
+    confusion: list[tuple[int, int, int]]  # label, prediction, examples
+    right: Group
+    wrong: Group
+
+
+class Client(TypedDict):
+    """One client: its last scores in the record, and what is there of its predictions and ranks."""
+
+    name: str
+    scores: Scores
+    view: View | None
+    ranks: list[int] | None  # (layers,)
+
+
+class Result(NamedTuple):
+    """One finished run."""
+
+    name: str
+    path: Path
+    scores: Scores  # of summary.json
+    tables: dict[str, Any]  # of config.toml
+    config: str  # config.toml as it stands
+    curves: dict[str, list[tuple[int, float]]]  # round and value of each of CURVES
+    pooled: View | None
+    clients: list[Client]
+    worst: int | None  # place in `clients` of the one with the largest ECE
+    classes: int
+    layers: list[str]  # that carry a mask
+    max_rank: int
+    events: list[Mapping[str, Any]]  # clients that were left out, run again or not judged
+
+
+def collect(paths: Sequence[Path]) -> list[Result]:
+    """The runs in these directories, each a run or a comparison, under names that differ."""
+    folders = [folder for path in paths for folder in _runs(path)]
+    for folder, times in Counter(folder.resolve() for folder in folders).items():
+        if times > 1:
+            raise BadInput(f"{folder} is named twice: give every run once")
+    results = [_load(folder) for folder in folders]
+    return [result._replace(name=_label(result, results)) for result in results]
+
+
+def differing(results: Sequence[Result]) -> list[str]:
+    """The keys of data and federation in which runs differ that stand side by side."""
+    found: dict[str, set[str]] = {}
+    for result in results:
+        for section in ("data", "federation"):
+            for key, value in result.tables.get(section, {}).items():
+                found.setdefault(f"{section}.{key}", set()).add(json.dumps(value))
+    return [key for key, values in found.items() if len(values) > 1 and key != "federation.evaluate_every"]
+
+
+def look(p: Predictions) -> View:
+    """Bins, confusion and uncertainty of some predictions."""
+    bins = reliability(p.confidence, p.correct)
+    filled = np.flatnonzero(bins.counts).tolist()
+    cells, counts = np.unique(np.stack([p.y, p.probs.argmax(axis=1)]), axis=1, return_counts=True)
+    return View(
+        bins=[(b, int(bins.counts[b]), _short(bins.confidence[b]), _short(bins.accuracy[b])) for b in filled],
+        confusion=[(int(y), int(guess), int(n)) for (y, guess), n in zip(cells.T, counts, strict=True)],
+        right=_group(p, p.correct),
+        wrong=_group(p, ~p.correct),
+    )
+
+
+def _group(p: Predictions, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Group:
+    top = math.log(p.probs.shape[1]) if p.probs.shape[1] > 1 else 1.0
+    counts, _ = np.histogram(np.clip(p.total[chosen], 0.0, top), bins=HISTOGRAM, range=(0.0, top))
+    size = max(int(chosen.sum()), 1)
+    return Group(
+        examples=int(chosen.sum()),
+        aleatoric=_short(p.aleatoric[chosen].sum() / size),
+        epistemic=_short(p.epistemic[chosen].sum() / size),
+        counts=counts.tolist(),
+    )
+
+
+def _runs(path: Path) -> Iterator[Path]:
+    """The run directories that a path stands for; all of them finished."""
+    folders = list(parts(path).values()) if is_comparison(path) else [path]
+    for folder in (path, *folders):
+        if not (folder / "summary.json").is_file():
+            raise BadInput(f"{folder} holds no summary.json, so it is not finished: go on with 'lrbpfl resume {path}'")
+    yield from folders
+
+
+def _label(result: Result, results: Iterable[Result]) -> str:
+    """The algorithm; where several runs have the same, their directory beside it."""
+    alike = [other.path for other in results if other.name == result.name]
+    if len(alike) == 1:
+        return result.name
+    short = [path.name for path in alike].count(result.path.name) == 1
+    return f"{result.name} ({result.path.name if short else result.path})"
+
+
+def _load(path: Path) -> Result:
+    tables = read_tables(path)
+    try:
+        ((name, scores),) = read_summary(path).items()
+        record = Run(path).read_record()
+        names = read_client_names(path)
+        predictions = _predictions(path)
+        ranks = {int(folder.name): _ranks(folder) for folder in sorted((path / "clients").glob("[0-9]*"))}
+        config = (path / "config.toml").read_text()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise BadInput(f"{path} cannot be read as a finished run: {type(error).__name__}: {error}") from None
+    layers = list(next(filter(None, ranks.values()), {}))
+    scored = _client_scores(record)
+    clients = [
+        Client(
+            name=names.get(k, f"client {k}"),
+            scores=scored.get(k, {}),
+            view=look(predictions[k]) if k in predictions else None,
+            ranks=[rank for rank, _ in ranks[k].values()] if ranks.get(k) else None,
+        )
+        for k in sorted(scored.keys() | predictions.keys())
+    ]
+    judged = [i for i, client in enumerate(clients) if client["scores"].get("ece") is not None]
+    return Result(
+        name=name,
+        path=path,
+        scores={key: _finite(value) for key, value in scores.items()},
+        tables=tables,
+        config=config,
+        curves={key: _curve(record, key) for key in CURVES},
+        pooled=look(pool(predictions.values())) if predictions else None,
+        clients=clients,
+        worst=max(judged, key=lambda i: clients[i]["scores"]["ece"], default=None),
+        classes=next((p.probs.shape[1] for p in predictions.values()), 0),
+        layers=[layer.removesuffix(".weight") for layer in layers],
+        max_rank=max((top for of_client in ranks.values() for _, top in of_client.values()), default=0),
+        events=[line for line in record if "event" in line],
+    )
+
+
+def _client_scores(record: Record) -> dict[int, Scores]:
+    """Every client's scores in the last round that was judged, and its mean rank when it last took part."""
+    judged = [line for line in record if "client" in line and "metric" in line and "new_alpha" not in line]
+    last = max((line["round"] for line in judged if line["metric"] == "accuracy"), default=None)
+    found: dict[int, Scores] = {}
+    for line in judged:
+        if line["round"] == last or line["metric"] == "rank":
+            found.setdefault(line["client"], {})[line["metric"]] = _finite(line["value"])
+    return {k: scores for k, scores in found.items() if "accuracy" in scores}
+
+
+def _curve(record: Record, metric: str) -> list[tuple[int, float]]:
+    lines = (line for line in record if line.get("metric") == metric and "client" not in line)
+    return [(line["round"], _short(line["value"])) for line in lines if line["value"] is not None]
+
+
+def _predictions(path: Path) -> dict[int, Predictions]:
+    """Every training client's predictions in the last round, if the run kept any; new clients are left out."""
+    file = path / "predictions.safetensors"
+    if not file.is_file():
+        return {}
+    kept = {name: tensor.numpy() for name, tensor in load_file(file).items()}
+    found = {}
+    for k in np.unique(kept["client"][kept.get("new_alpha", np.zeros(len(kept["y"]))) == 0]).tolist():
+        mine = kept["client"] == k
+        probs, total, aleatoric = (kept[name][mine].astype(np.float64) for name in ("probs", "total", "aleatoric"))
+        found[k] = Predictions(probs=probs, y=kept["y"][mine], total=total, aleatoric=aleatoric)
+    return found
+
+
+def _ranks(folder: Path) -> dict[str, tuple[int, int]]:
+    """Rank and largest possible rank of each masked layer in a client's own model; nothing if it carries no mask."""
+    file = folder / "personal.safetensors"
+    if not file.is_file():
+        return {}
+    with safe_open(file, framework="pt") as tensors:
+        gammas = {key: tensors.get_tensor(key) for key in tensors.keys() if key.startswith("gates/")}  # noqa: SIM118
+    return {key.removeprefix("gates/"): (gating.rank(gamma), len(gamma)) for key, gamma in gammas.items()}
+
+
+def _finite(value: Any) -> Any:
+    """The value; None instead of a number that is not finite."""
+    if isinstance(value, float):
+        return _short(value) if math.isfinite(value) else None
+    return value
+
+
+def _short(value: float) -> float:
+    """Six digits: more than a page can show."""
+    return float(f"{value:.6g}")

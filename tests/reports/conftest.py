@@ -1,0 +1,88 @@
+"""Small finished runs, written as the runner writes them, and a browser to look at pages."""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from playwright.sync_api import Browser, sync_playwright
+from safetensors.torch import save_file
+
+from lrbpfl.experiments.config import parse
+from lrbpfl.experiments.store import Run
+from lrbpfl.metrics import Predictions, reduce, scores, summarise
+from lrbpfl.rng import numpy_generator
+
+ROUNDS = 4
+
+
+def write_run(
+    path: Path,
+    *,
+    algorithm: str = "fedavg",
+    clients: int = 3,
+    classes: int = 4,
+    examples: int = 60,
+    names: Sequence[str] | None = None,
+    layers: Sequence[str] = (),
+    federation: dict[str, Any] | None = None,
+) -> Path:
+    """A finished run with random predictions; with layers, client k has rank 1 + k % 3 of 3 in each."""
+    settings = {"rounds": ROUNDS, "cohort": 2, "evaluate_every": 2, **(federation or {})}
+    config = parse({"data": {"clients": clients}, "federation": settings, "algorithm": {"name": algorithm}})
+    run = Run.create(path, config)
+    predictions = {k: _predictions(k, classes, examples) for k in range(clients)}
+    per_client = {k: scores(p, seed=0, path=(k,)) for k, p in predictions.items()}
+    pooled = summarise(predictions, per_client, seed=0)
+    for t in (2, ROUNDS):
+        rows = [(k, metric, value) for k, own in per_client.items() for metric, value in own.items()]
+        run.record({"round": t, "client": k, "metric": metric, "value": value} for k, metric, value in rows)
+        run.record({"round": t, "metric": metric, "value": value} for metric, value in pooled.items())
+    costs = {"bytes_up": 2e6, "bytes_down": 1e6, "seconds": 12.5, "parameters": 1234, "events": 0}
+    whole = {**pooled, **costs, "evaluated": "each client's own model after round 4, on its own test split"}
+    stacked = {
+        "client": np.repeat(np.arange(clients), examples),
+        "y": np.concatenate([p.y for p in predictions.values()]),
+        **{
+            field: np.concatenate([getattr(p, field) for p in predictions.values()]).astype(np.float32)
+            for field in ("probs", "total", "aleatoric")
+        },
+    }
+    save_file({name: torch.from_numpy(array) for name, array in stacked.items()}, path / "predictions.safetensors")
+    for k in range(clients if layers else 0):
+        (path / "clients" / f"{k:05d}").mkdir(parents=True)
+        gamma = torch.tensor([math.inf, 3.5, 3.5])
+        gamma[1 + k % 3 :] = -math.inf
+        save_file({f"gates/{name}": gamma.clone() for name in layers}, path / f"clients/{k:05d}/personal.safetensors")
+    if names:
+        (path / "clients.json").write_text(json.dumps(list(names)))
+    (path / "summary.json").write_text(json.dumps({algorithm: whole}))
+    return path
+
+
+def _predictions(k: int, classes: int, examples: int) -> Predictions:
+    """Two sampled models that favour the true class, less so with each client."""
+    rng = numpy_generator(0, "predictions", k)
+    y = rng.integers(classes, size=examples)
+    logits = rng.normal(size=(2, examples, classes))
+    logits[:, np.arange(examples), y] += 3 / (1 + k % 4)
+    return reduce(torch.from_numpy(logits).softmax(-1), torch.from_numpy(y))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium of the system."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no chromium is installed here")
+    with sync_playwright() as driver:
+        root = hasattr(os, "geteuid") and os.geteuid() == 0
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"] if root else [])
+        yield browser
+        browser.close()

@@ -1,0 +1,184 @@
+"""The page in a real browser: it opens from the disk, works, and shows names as text."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from lrbpfl.reports.collect import collect
+from lrbpfl.reports.page import render
+from tests.reports.conftest import write_run
+
+HOSTILE = (
+    "</script><script>window.hacked = 1</script>",
+    '"><img src="https://example.invalid/x.png" onerror="window.hacked = 1">',
+    "<!-- <script> & ' \u2028 {{ 7 * 7 }}",
+)
+Open = Callable[..., Page]
+
+
+def write_page(paths: Sequence[Path], file: Path) -> Path:
+    file.write_text(render(collect(paths)), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LR-BPFL with ranks, and FedAvg."""
+    folder = tmp_path_factory.mktemp("both")
+    first = write_run(folder / "one", algorithm="lr-bpfl", clients=12, layers=("conv1.weight", "fc.weight"))
+    return write_page([first, write_run(folder / "two", clients=12)], folder / "page.html")
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Open]:
+    """Opens a page; at the end, none may have asked a network for anything or complained."""
+    complaints: list[str] = []
+    pages: list[Page] = []
+
+    def open_page(file: Path, *, width: int = 1280, **options: Any) -> Page:
+        page = browser.new_page(viewport={"width": width, "height": 800}, **options)
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: None if request.url == file.as_uri() else complaints.append(request.url))
+        page.goto(file.as_uri())
+        pages.append(page)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert complaints == []
+
+
+def heading(page: Page, name: str) -> None:
+    page.get_by_role("columnheader", name=name).get_by_role("button").click()
+
+
+def column(page: Page, place: int) -> list[str]:
+    return page.locator(f"#client-table tbody tr > :nth-child({place})").all_inner_texts()
+
+
+def test_every_figure_is_drawn_and_described(both: Path, opened: Open) -> None:
+    page = opened(both)
+    plots = page.locator(".plot").all()
+    assert len(plots) == 4 + 4 + 5 + 1  # scatter and curves, reliability, one client, rank map
+    for plot in plots:
+        assert plot.locator("svg").get_attribute("aria-label")
+        assert plot.locator("svg title").count() > 0
+    assert page.locator("figure").count() == page.locator("figcaption").count()
+
+
+def test_the_summary_shows_the_recorded_numbers(both: Path, opened: Open) -> None:
+    recorded = json.loads((both.parent / "two" / "summary.json").read_text())["fedavg"]
+    row = opened(both).locator("#summary tbody tr").nth(1).inner_text().split()
+    eces = ("ece_pooled", "ece_pooled_floor", "ece_pooled_debiased", "ece_pooled_low", "ece_pooled_high", "ece_mean",
+            "ece_floor_mean", "ece_worst", "ece_floor_worst")  # fmt: skip
+    in_percent = [f"{100 * recorded[key]:.2f}" for key in ("accuracy", *eces)]
+    plain = [f"{recorded[key]:.3f}" for key in ("nll", "brier")]
+    assert [word for word in row if word != "to"] == ["fedavg", in_percent[0], *plain, *in_percent[1:], "3.0", "12.5"]
+
+
+def test_headings_sort_by_mouse_and_by_key(both: Path, opened: Open) -> None:
+    page = opened(both)
+    heading(page, "accuracy")
+    falling = [float(shown) for shown in column(page, 3)]
+    assert falling == sorted(falling, reverse=True) and len(set(falling)) > 3
+    page.keyboard.press("Enter")  # the heading keeps the focus
+    assert [float(shown) for shown in column(page, 3)] == sorted(falling)
+    heading(page, "client")
+    assert column(page, 1) == [f"client {k}" for k in range(12)]  # 2 before 10
+
+
+def test_a_row_and_the_list_pick_a_client(both: Path, opened: Open) -> None:
+    page = opened(both)
+    page.locator("#client-table tbody tr", has_text="client 7").click()
+    assert page.locator("#pick-client").input_value() == "7"
+    assert "client 7:" in page.locator("#client-scores").inner_text()
+    assert page.locator("#client-ranks title").all_text_contents() == [
+        "conv1: 2 of 3 gates open",
+        "fc: 2 of 3 gates open",
+    ]
+    page.locator("#pick-client").select_option(label="client 2")
+    assert page.locator("#client-table .picked").get_attribute("data-client") == "2"
+    page.locator("#pick-client").select_option(label="all clients together")
+    assert "All clients:" in page.locator("#client-scores").inner_text()
+    counted = page.locator("#client-confusion title").all_text_contents()
+    assert sum(int(words.split(": ")[1].split(" of ")[0]) for words in counted) == 12 * 60
+    page.locator("#pick-run").select_option(label="fedavg")
+    assert "carry no masks" in page.locator("#client-ranks").inner_text()
+
+
+def test_the_rank_map_shows_open_gates_and_picks(both: Path, opened: Open) -> None:
+    page = opened(both)
+    words = page.locator("#rank-maps title").all_text_contents()
+    assert [words[k] for k in (0, 2, 4)] == [f"client {k}, conv1: rank {1 + k} of 3" for k in range(3)]
+    page.locator("#rank-maps .clickable text").nth(10).click()
+    assert page.locator("#pick-client").input_value() == "5"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_never_scrolls_sideways(tmp_path: Path, opened: Open, width: int) -> None:
+    long = [f"site-{'very-' * 30}{k}" for k in range(30)]
+    paths = [tmp_path / (letter * 200) for letter in "ab"]
+    for path in paths:
+        write_run(path, algorithm="lr-bpfl", clients=30, classes=30, names=long, layers=["fc.weight"])
+    page = opened(write_page(paths, tmp_path / "page.html"), width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.body.getBoundingClientRect().right") <= width
+
+
+def background(page: Page) -> str:
+    return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+def test_dark_follows_the_system_and_the_switch(both: Path, opened: Open) -> None:
+    light, dark = (opened(both, color_scheme=scheme) for scheme in ("light", "dark"))
+    colours = background(light), background(dark)
+    assert colours[0] != colours[1]
+    for page, other in ((light, colours[1]), (dark, colours[0])):
+        page.locator("#theme").click()
+        assert background(page) == other
+    light.emulate_media(media="print")  # on paper it is light, whatever the switch says
+    assert light.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+
+
+def test_hostile_names_are_text(tmp_path: Path, opened: Open) -> None:
+    paths = [tmp_path / "<b onclick=alert(1)>x", tmp_path / "<i>y"]
+    for path in paths:
+        write_run(path, names=HOSTILE)
+    page = opened(write_page(paths, tmp_path / "page.html"))
+    assert page.evaluate("window.hacked") is None
+    assert sorted(page.locator("#client-table tbody th").all_text_contents()) == sorted(HOSTILE)
+    assert page.locator("#pick-client option").all_text_contents()[1:] == list(HOSTILE)
+    assert page.locator("b, i, img, #client script").count() == 0
+    assert "fedavg (<i>y)" in page.locator("#summary tbody").inner_text()
+
+
+def test_what_is_missing_leaves_a_sentence(tmp_path: Path, opened: Open) -> None:
+    path = write_run(tmp_path / "run")
+    (path / "predictions.safetensors").unlink()
+    (path / "metrics.jsonl").unlink()
+    (path / "summary.json").write_text('{"fedavg": {"seconds": 1.5}}')
+    page = opened(write_page([path], tmp_path / "page.html"))
+    assert "No round was judged." in page.locator("#learning").inner_text()
+    assert "were not kept" in page.locator("#reliability").inner_text()
+    assert "–" in page.locator("#summary tbody").inner_text()
+
+
+def test_other_conditions_are_told(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / str(seed), federation={"seed": seed}) for seed in (0, 1)]
+    assert "<code>federation.seed</code>" in render(collect(paths))
+    assert "not made under the same conditions" not in render(collect(paths[:1]))
+
+
+def test_five_hundred_clients_open_at_once(tmp_path: Path, opened: Open) -> None:
+    layers = [f"conv{i}.weight" for i in range(6)]
+    path = write_run(tmp_path / "run", algorithm="lr-bpfl", clients=500, classes=10, examples=100, layers=layers)
+    file = write_page([path], tmp_path / "page.html")
+    assert file.stat().st_size < 6e6 / 4  # room for four such runs side by side
+    drawn = "performance.getEntriesByName('all figures')[0].startTime"
+    assert min(opened(file).evaluate(drawn) for _ in range(3)) < 2000
