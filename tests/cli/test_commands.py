@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lrbpfl.algorithms.fedavg import FedAvg
+from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.cli import measure
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
@@ -127,6 +128,16 @@ def test_bench_prints_one_object(lrbpfl: Lrbpfl, monkeypatch: pytest.MonkeyPatch
     assert figures["repeats"] == 2
     ratio = figures["mask_step_seconds"] / (4 * figures["plain_step_seconds"])
     assert figures["mask_step_over_plain_steps"] == pytest.approx(ratio)
+
+
+def test_a_client_that_fails_is_not_taken_for_a_fast_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(LRBPFL, "client_update", fail)
+    monkeypatch.setattr(benchmark, "CLIENTS", 1)
+    with pytest.raises(RuntimeError, match="client 0 of the benchmark failed: ValueError: no such luck"):
+        benchmark.measure_workers(1)
 
 
 def test_the_benchmark_compares_equal_things() -> None:
