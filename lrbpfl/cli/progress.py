@@ -49,17 +49,14 @@ class Display:
 
     def progress(self, name: str, config: Config) -> runner.Progress:
         """The listener for one run."""
-        rounds, cohort, clients = config.federation.rounds, config.federation.cohort, config.data.clients
-        new = config.data.new_clients * len(config.data.new_alpha)
-        return _Listener(self, name, rounds, {"update": cohort, "evaluate": clients}, new).callbacks()
+        return _Listener(self, name, config.federation.rounds).callbacks()
 
 
 class _Listener:
     """Turns what a run tells into what a person sees."""
 
-    def __init__(self, display: Display, name: str, rounds: int, expected: Mapping[str, int], new: int) -> None:
-        self.display, self.name, self.rounds, self.expected = display, name, rounds, expected
-        self.new = new  # clients judged after the last round, beside those expected in others
+    def __init__(self, display: Display, name: str, rounds: int) -> None:
+        self.display, self.name, self.rounds = display, name, rounds
         self.task: TaskID | None = None
         self.done: dict[tuple[str, int], int] = {}
         self.scores = ""
@@ -68,12 +65,10 @@ class _Listener:
     def callbacks(self) -> runner.Progress:
         return runner.Progress(client=self.client, round=self.round)
 
-    def client(self, what: str, t: int, k: int) -> None:
+    def client(self, what: str, t: int, k: int, of: int) -> None:
         self.done[what, t] = self.done.get((what, t), 0) + 1
         verb = {"update": "training", "evaluate": "judging"}[what]
-        expected = self.expected[what] + (self.new if what == "evaluate" and t + 1 == self.rounds else 0)
-        now = f"{verb} clients {self.done[what, t]}/{expected}"
-        self._show(completed=t, now=now)
+        self._show(completed=t, now=f"{verb} clients {self.done[what, t]}/{of}")
 
     def round(self, round: Round, pooled: Mapping[str, float]) -> None:
         losses = [info["loss"] for info in round.infos.values() if "loss" in info]

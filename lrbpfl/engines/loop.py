@@ -81,7 +81,8 @@ class Round(NamedTuple):
     evaluations: dict[int, Evaluation]  # empty in rounds without evaluation
 
 
-Observer = Callable[[str, int, int], None]  # what is going on ("update" or "evaluate"), the round, the client just done
+# What is going on ("update" or "evaluate"), the round, the client just done, and of how many.
+Observer = Callable[[str, int, int, int], None]
 
 
 def federate(
@@ -91,7 +92,7 @@ def federate(
     cohort: int,
     evaluate_every: int = 0,
     start: tuple[int, Tree] | None = None,
-    observe: Observer = lambda what, t, k: None,
+    observe: Observer = lambda what, t, k, of: None,
 ) -> Iterator[Round]:
     """Yield what happened after each of the rounds, from round `start` (t, server) on.
 
@@ -120,7 +121,7 @@ def federate(
         if last or (evaluate_every and (t + 1) % evaluate_every == 0):
             judged = range(len(clients)) if last else training
             for evaluation in engine.evaluate(_messages(algorithm, task, server, judged), t):
-                observe("evaluate", t, evaluation.client_id)
+                observe("evaluate", t, evaluation.client_id, len(judged))
                 evaluations[evaluation.client_id] = evaluation
         yield Round(
             t=t,
@@ -160,7 +161,7 @@ class _Ledger:
         """The updates fit to be averaged: of the message's structure and finite; the others are named in `failures`."""
         for reply in self.engine.update(self.messages, self.t):
             k = reply.client_id
-            self.observe("update", self.t, k)
+            self.observe("update", self.t, k, len(self.messages))
             if reply.deaths:
                 self.retried[k] = reply.deaths[-1]
             if reply.update is None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save
 
 from lrbpfl import trees
-from lrbpfl.engines.loop import Evaluation, Round, federate
+from lrbpfl.engines.loop import Evaluation, Observer, Round, federate
 from lrbpfl.engines.work import Evaluated, Federation, fresh_state
 from lrbpfl.experiments.build import alphas_of_new, build_engine, build_federation
 from lrbpfl.experiments.config import Config
@@ -29,7 +29,7 @@ SCORES = (  # what summary.json holds of `summarise`
 class Progress(NamedTuple):
     """What a front end hears while a run goes on."""
 
-    client: Callable[[str, int, int], None] = lambda what, t, k: None  # "update" or "evaluate", round, client
+    client: Observer = lambda what, t, k, of: None
     round: Callable[[Round, Mapping[str, float]], None] = lambda round, pooled: None  # pooled scores, if judged
 
 

@@ -229,14 +229,14 @@ def test_a_client_that_cannot_be_judged_is_named() -> None:
 @pytest.mark.parametrize("workers", [2, 3])
 def test_replies_come_in_the_order_of_the_messages(workers: int) -> None:
     federation = line(Scripted(update="sleep", predicting="sleep", culprits=(0, 2)))
-    seen: list[tuple[str, int, int]] = []
+    seen: list[tuple[str, int, int, int]] = []
     with closing(Processes(federation, workers)) as engine:
-        rounds = federate(engine, rounds=1, cohort=4, observe=lambda what, t, k: seen.append((what, t, k)))
+        rounds = federate(engine, rounds=1, cohort=4, observe=lambda what, t, k, of: seen.append((what, t, k, of)))
         (only,) = rounds
         backwards = dict.fromkeys((3, 2, 1, 0), only.server)
         assert [reply.client_id for reply in engine.update(backwards, 1)] == [3, 2, 1, 0]
         assert [evaluation.client_id for evaluation in engine.evaluate(backwards, 1)] == [3, 2, 1, 0]
-    assert seen == [("update", 0, k) for k in range(4)] + [("evaluate", 0, k) for k in range(4)]
+    assert seen == [(what, 0, k, 4) for what in ("update", "evaluate") for k in range(4)]
 
 
 def test_a_run_goes_on_from_a_round_as_if_it_had_never_stopped() -> None:
