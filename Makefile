@@ -1,4 +1,4 @@
-# From a bare clone: `make demo` shows the main job in about a minute of work, `make test` checks everything.
+# From a bare clone: `make demo` shows the main job in some seconds of work, `make test` checks everything.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed

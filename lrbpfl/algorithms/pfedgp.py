@@ -125,7 +125,8 @@ class PFedGP:
         tree = class_tree.build(X, y, task.num_classes)
         means = self._prior_means(task, tree, data)
         omegas = [
-            self._gibbs(self._K(X[own]), kappa, m, self.predict_chains, rng) for own, kappa, m in _nodes(y, tree, means)
+            self._gibbs(self._covariance(X[own]), kappa, m, self.predict_chains, rng)
+            for own, kappa, m in _nodes(y, tree, means)
         ]
         omega = torch.cat([X.new_zeros(self.predict_chains, 0), *omegas], dim=1)
         return Personal(W=message, X=X, y=y, tree=tree, means=means, omega=omega, unseen=_unseen(task, data))
@@ -136,7 +137,10 @@ class PFedGP:
         W, X, y, tree, means, omega, unseen = personal
         nodes = list(_nodes(y, tree, means))
         omegas = omega.split([len(own) for own, _, _ in nodes], dim=1)
-        givens = [gp.condition(self._K(X[own]), kappa, w, m) for (own, kappa, m), w in zip(nodes, omegas, strict=True)]
+        givens = [
+            gp.condition(self._covariance(X[own]), kappa, w, m)
+            for (own, kappa, m), w in zip(nodes, omegas, strict=True)
+        ]
         seen = torch.zeros_like(unseen).index_fill(0, y, 1.0)
 
         def log_probabilities(x: Tensor) -> Tensor:
@@ -154,7 +158,7 @@ class PFedGP:
     def _kernel(self, a: Tensor, b: Tensor) -> Tensor:
         return gp.rbf(a, b, output_scale=self.output_scale, length_scale=self.length_scale)
 
-    def _K(self, X: Tensor) -> Tensor:  # noqa: N802
+    def _covariance(self, X: Tensor) -> Tensor:
         return gp.jittered(self._kernel(X, X))
 
     def _gibbs(self, K: Tensor, kappa: Tensor, mean: Tensor, chains: int, rng: Generator) -> Tensor:
@@ -174,7 +178,7 @@ class PFedGP:
         for own, kappa, mean in _nodes(y, tree, means):
             given, held = _halves(y[own], rng)
             if len(held):
-                K = self._K(X[own[given]])
+                K = self._covariance(X[own[given]])
                 omega = self._gibbs(K.detach(), kappa[given], mean, self.chains, rng)
                 posterior = gp.condition(K, kappa[given], omega, mean)
                 left = self._left(posterior, X[own[given]], X[own[held]], mean).mean(0)

@@ -1,6 +1,7 @@
 """Factorised Gaussians: a mean and a standard deviation for every number."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -60,8 +61,8 @@ def draws_and_kl(q: Gaussian, noise: Tensor, *, p: Prior) -> tuple[tuple[Tensor,
     gradients are written down instead of recorded. With d = m_q - m_p and s = s_q,
     dKL/dm = d / s_p^2,  dKL/ds = s / s_p^2 - 1 / s,  ds/drho = sigmoid(rho).
     """
-    outputs = _DrawsAndKL.apply(q.mean, q.rho, p.mean, p.precision, *noise.unbind())  # type: ignore[no-untyped-call]
-    *draws, divergence = outputs
+    apply: Callable[..., tuple[Tensor, ...]] = _DrawsAndKL.apply  # torch's own is not typed
+    *draws, divergence = apply(q.mean, q.rho, p.mean, p.precision, *noise.unbind())
     return tuple(draws), divergence
 
 

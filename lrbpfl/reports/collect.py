@@ -209,7 +209,7 @@ def _ranks(folder: Path) -> dict[str, tuple[int, int]]:
     if not file.is_file():
         return {}
     with safe_open(file, framework="pt") as tensors:
-        gammas = {key: tensors.get_tensor(key) for key in tensors.keys() if key.startswith("gates/")}  # noqa: SIM118
+        gammas = {key: tensors.get_tensor(key) for key in list(tensors.keys()) if key.startswith("gates/")}
     return {key.removeprefix("gates/"): (gating.rank(gamma), len(gamma)) for key, gamma in gammas.items()}
 
 

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -17,7 +18,7 @@ COLOURS = (  # those of page.css
 )  # fmt: skip
 MARKERS = ("o", "s", "D", "^", "v")
 FEW = 10  # examples in a bin that is drawn pale
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -30,7 +31,7 @@ STYLE = {
 
 def draw(results: Sequence[Result]) -> Iterator[tuple[str, bytes]]:
     """Every figure as a file name and the file's bytes; a figure for which nothing was recorded is left out."""
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+    with mpl.rc_context(STYLE):
         figures = {"learning": _learning(results), "reliability": _reliability(results)}
         if len(results) > 1:
             figures["accuracy-ece"] = _scatter(results)

@@ -1,12 +1,15 @@
 """Rounds by hand: what a run is, without an engine."""
 
+import copy
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as nnf
 
 from lrbpfl.algorithms.protocol import Algorithm, Task, Update
 from lrbpfl.core.descent import Data
+from lrbpfl.core.network import Params
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
 from tests.conftest import Toy
@@ -51,3 +54,17 @@ def accuracy(algorithm: Algorithm, toy: Toy, run: Run) -> float:
         probs = predict(algorithm, toy.task, message, run.clients[k], data, toy.test[k].x).mean(0)
         hits.append((probs.argmax(1) == toy.test[k].y).float().mean())
     return torch.stack(hits).mean().item()
+
+
+def loaded(task: Task, w: Params) -> nn.Module:
+    """A copy of the task's model that holds these parameters."""
+    model = copy.deepcopy(task.model)
+    model.load_state_dict(w)
+    return model
+
+
+def gradient(task: Task, w: Params, data: Data) -> Params:
+    """Of the mean cross-entropy, by torch's own modules, without anything of ours."""
+    model = loaded(task, w)
+    nnf.cross_entropy(model(data.x), data.y).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

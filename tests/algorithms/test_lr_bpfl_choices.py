@@ -9,6 +9,7 @@ from torch import nn
 from lrbpfl import trees
 from lrbpfl.algorithms.lr_bpfl import LRBPFL, Client
 from lrbpfl.algorithms.protocol import Task
+from lrbpfl.algorithms.server_step import ServerOptimiser
 from lrbpfl.core.descent import Data
 from lrbpfl.core.network import LayerKind, Params
 from lrbpfl.errors import BadInput
@@ -115,8 +116,8 @@ def test_the_chosen_steps_are_taken_on_all_data(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize("optimiser", ["momentum", "adam"])
-def test_the_server_steps_as_it_is_told(toy: Toy, optimiser: str) -> None:
-    algorithm = LRBPFL(server_optimiser=optimiser, server_lr=0.01)  # type: ignore[arg-type]
+def test_the_server_steps_as_it_is_told(toy: Toy, optimiser: ServerOptimiser) -> None:
+    algorithm = LRBPFL(server_optimiser=optimiser, server_lr=0.01)
     run = play(algorithm, toy, start(algorithm, toy), range(2))
     plain = play(LRBPFL(), toy, start(LRBPFL(), toy), range(2))
     assert not trees.equal(run.server.W, plain.server.W)

@@ -1,6 +1,5 @@
 """Per-FedAvg against FedAvg, closed forms on quadratics and derivatives taken in other ways."""
 
-import copy
 import math
 
 import pytest
@@ -16,24 +15,11 @@ from lrbpfl.algorithms.protocol import Task, Update
 from lrbpfl.core.descent import Data, batches
 from lrbpfl.core.network import Params
 from lrbpfl.rng import generator
-from tests.algorithms.hand import Run, accuracy, play, predict, start
+from tests.algorithms.hand import Run, accuracy, gradient, loaded, play, predict, start
 from tests.conftest import CLASSES, FEATURES, Toy, blobs
 
 both = pytest.mark.parametrize("variant", ["fo", "hf"])
 EVERYTHING = 1000  # a batch size beyond every client's data
-
-
-def loaded(task: Task, w: Params) -> nn.Module:
-    model = copy.deepcopy(task.model)
-    model.load_state_dict(w)
-    return model
-
-
-def gradient(task: Task, w: Params, data: Data) -> Params:
-    """By torch's own modules, without anything of ours."""
-    model = loaded(task, w)
-    nnf.cross_entropy(model(data.x), data.y).backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def moved(w: Params, direction: Params, length: float) -> Params:

@@ -1,6 +1,5 @@
 """pFedMe against FedAvg, closed forms on quadratics, and the gradient of the Moreau envelope."""
 
-import copy
 import math
 
 import pytest
@@ -15,7 +14,7 @@ from lrbpfl.algorithms.protocol import Task, Update
 from lrbpfl.core.descent import Data
 from lrbpfl.core.network import Params
 from lrbpfl.rng import generator
-from tests.algorithms.hand import play, predict, start
+from tests.algorithms.hand import gradient, loaded, play, predict, start
 from tests.conftest import CLASSES, FEATURES, Toy, blobs
 
 EVERYTHING = 1000  # a batch size beyond every client's data
@@ -27,19 +26,6 @@ def quadratic(theta: Params, batch: Data) -> Tensor:
     """|theta - a|^2 / 2, where a batch may bring its own a."""
     a = batch.x if len(batch.x) else TARGET
     return 0.5 * (theta["w"] - a).square().sum()
-
-
-def loaded(task: Task, w: Params) -> nn.Module:
-    model = copy.deepcopy(task.model)
-    model.load_state_dict(w)
-    return model
-
-
-def gradient(task: Task, w: Params, data: Data) -> Params:
-    """By torch's own modules, without anything of ours."""
-    model = loaded(task, w)
-    nnf.cross_entropy(model(data.x), data.y).backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def distance(a: Params, b: Params) -> float:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 
@@ -168,7 +169,8 @@ def test_leaving_early_leaves_no_stale_answers() -> None:
         for t in range(4):
             replies = engine.update(messages(federation, t), t)
             assert next(replies).client_id == 0
-            replies.close()  # type: ignore[attr-defined]
+            assert isinstance(replies, Generator)
+            replies.close()
         found = list(engine.update(messages(federation, 9), 9))
     expected = list(Serial(federation).update(messages(federation, 9), 9))
     assert [reply.client_id for reply in found] == list(range(6))

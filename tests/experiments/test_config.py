@@ -279,7 +279,7 @@ def test_whatever_changes_a_number_changes_the_identity(section: str, key: str, 
 def test_a_configuration_cannot_be_changed() -> None:
     config: Config = parse({})
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.algorithm_name = "fedavg"  # type: ignore[misc]
+        config.algorithm_name = "fedavg"  # type: ignore[misc] # that mypy refuses it too is the point
     with pytest.raises(ValueError, match="frozen"):
         config.federation.rounds = 3
 

@@ -29,5 +29,8 @@ def test_rounds_make_digits_likelier(name: str) -> None:
     begin = before(engine)
     *_, last = federate(engine, rounds=ROUNDS, cohort=5)
     end = summarise({k: e.result.predictions for k, e in last.evaluations.items() if e.result}, seed=0)
+    print(
+        f"{name}: accuracy {begin['accuracy']:.3f} -> {end['accuracy']:.3f}, NLL {begin['nll']:.3f} -> {end['nll']:.3f}"
+    )
     assert end["nll"] < 0.8 * begin["nll"]
     assert end["accuracy"] > begin["accuracy"]

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,10 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def reached_or_dead(path: Path, rounds: int, process: ForkProcess) -> bool:
+    return rounds_done(path) >= rounds or not process.is_alive()
+
+
 @pytest.mark.parametrize("name", ["fedavg", "lr-bpfl"])
 def test_a_run_killed_again_and_again_ends_in_the_same_bits(name: str, tmp_path: Path) -> None:
     config, path, rng = digits(name), tmp_path / "killed", random.Random(name)
@@ -171,7 +176,7 @@ def test_a_run_killed_again_and_again_ends_in_the_same_bits(name: str, tmp_path:
     killed = 0
     for rounds, delay in waits:
         process = fork(config, path)
-        wait_until(lambda: rounds_done(path) >= rounds or not process.is_alive())  # noqa: B023
+        wait_until(partial(reached_or_dead, path, rounds, process))
         time.sleep(delay)
         kill_group(process.pid or 0)
         process.join()

@@ -80,7 +80,7 @@ def personal_tensors(path: Path, k: int) -> dict[str, Tensor]:
     """Client k's own model as the files tell it."""
     shared = load_file(path / "shared.safetensors")
     with safe_open(path / "clients" / f"{k:05d}" / "personal.safetensors", "pt") as file:
-        own = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        own = {name: file.get_tensor(name) for name in list(file.keys())}
         return {**own, **{name: shared[there] for name, there in json.loads(file.metadata()["shared"]).items()}}
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from functools import partial
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,7 @@ def test_the_last_checkpoint_done_again_may_be_cut_before_any_change(
         save(run, 7, 0, 1)
         save(run, 8, 0, 2)
         save(run, 9, 1, 2)
-        cut = not REAPER.survives(run.path, cuts, lambda: save(run, 9, 1, 2))  # noqa: B023
+        cut = not REAPER.survives(run.path, cuts, partial(save, run, 9, 1, 2))
         found = load(run)
         assert found is not None and found.rounds == 8
         assert trees.equal(found.server, server(8))
@@ -242,7 +243,7 @@ def test_tensors_that_share_memory_or_lie_crosswise_are_saved_whole(run: Run) ->
     run.save_personal(0, twice, {"x": "y"})
     with safe_open(run.path / "clients" / "00000" / "personal.safetensors", "pt") as file:
         assert json.loads(file.metadata()["shared"]) == {"x": "y"}
-        assert trees.equal({name: file.get_tensor(name) for name in file.keys()}, twice)  # noqa: SIM118
+        assert trees.equal({name: file.get_tensor(name) for name in list(file.keys())}, twice)
 
 
 @pytest.mark.parametrize("name", ["server.safetensors", "checkpoint.json", "state"])
