@@ -86,6 +86,7 @@ class LRBPFL:
     mask_optimiser: OptimiserName = "adam"  # of phi, psi; paper: gradient descent
     gate_optimiser: OptimiserName = "sgd"  # of gamma; Adam would close all gates alike, however useful their ranks
     model_optimiser: OptimiserName = "momentum"  # of W; paper: gradient descent
+    model_decay: NonNegative = 0.0  # weight decay of W; paper: unspecified, 0.0005 in its code
     server_optimiser: ServerOptimiser = "mean"  # what the server does with the clients' mean; paper: takes it
     server_lr: NonNegative = 1.0  # of the server's step towards the mean; paper: 1
     weights: Weights = "kaiming"  # of W^0; paper: unspecified
@@ -135,7 +136,7 @@ class LRBPFL:
                 lambda W, batch: self._nll(task, W, masks, gates, batch, data, rng),
                 (message,),
                 self._batches(data, self.model_steps, rng),
-                (Rate(self.model_optimiser, self.model_lr),),
+                (Rate(self.model_optimiser, self.model_lr, self.model_decay),),
             )
         if self.adaptive_rank:
             gates = {name: gating.prune(gamma, self.threshold) for name, gamma in gates.items()}  # Eq. (10)
@@ -200,7 +201,7 @@ class LRBPFL:
             (
                 Rate(self.mask_optimiser, self.mask_lr),
                 Rate(self.gate_optimiser, self.gate_lr),
-                Rate(self.model_optimiser, self.model_lr),
+                Rate(self.model_optimiser, self.model_lr, self.model_decay),
             ),
         )
         return W, masks, gates, loss

@@ -148,6 +148,52 @@ def doctor() -> None:
     measure.doctor()
 
 
+paper_app = typer.Typer(help="The paper's tables and figures, beside what it prints.", no_args_is_help=True)
+app.add_typer(paper_app, name="paper")
+Items = Annotated[list[str], typer.Argument(metavar="ITEM...", help="Names from `lrbpfl paper list`, or: all.")]
+ScaleName = Annotated[str, typer.Option(help="mini (hours on two cores), half or paper.")]
+PaperRuns = Annotated[Path, typer.Option("--runs", help="Where the runs lie.")]
+
+
+@paper_app.command("list")
+def paper_list() -> None:
+    """Show the items, their methods and the scales."""
+    from lrbpfl.cli import paper
+
+    paper.show()
+
+
+@paper_app.command("run")
+def paper_run(
+    items: Items,
+    scale: ScaleName = "mini",
+    seeds: Annotated[int, typer.Option(help="How many, from 0 on.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="Processes; 0: one for each core.", min=0)] = 0,
+    runs: PaperRuns = Path("runs/paper"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, and for how long.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run whatever is not finished yet; the same command goes on after a cut, and a failed run stops no other."""
+    from lrbpfl.cli import paper
+
+    paper.run(items, scale, seeds, workers, runs, dry=dry_run, quiet=quiet)
+
+
+@paper_app.command("report")
+def paper_report(
+    items: Annotated[
+        list[str] | None, typer.Argument(metavar="[ITEM]...", help="All that are finished if none.")
+    ] = None,
+    scale: ScaleName = "mini",
+    runs: PaperRuns = Path("runs/paper"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="A directory for the pages.")] = Path("docs/results"),
+) -> None:
+    """Write each item as a Markdown page with our scores beside the printed ones, and its figure."""
+    from lrbpfl.cli import paper
+
+    paper.report(items or ["all"], scale, runs, out)
+
+
 @app.callback(invoke_without_command=True)
 def version(
     show: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,

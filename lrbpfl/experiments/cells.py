@@ -25,12 +25,17 @@ def cell_folder(root: Path, config: Config) -> Path:
 
 
 def run_cells(
-    root: Path, configs: Mapping[str, Config], progress: Callable[[str, Config], Progress], *, loading: bool = False
+    root: Path,
+    configs: Mapping[str, Config],
+    progress: Callable[[str, Config], Progress],
+    *,
+    loading: bool = False,
+    keep_models: Callable[[Config], bool] = lambda config: False,
 ) -> Iterator[tuple[str, Cell]]:
     """Every cell under its label, in order: finished ones as they are, others from where they were cut off.
 
     A cell that fails is told, and does not stop the others. A finished one keeps its configuration, record, summary,
-    predictions and names of clients; models and checkpoints go.
+    predictions and names of clients; checkpoints go, and models unless they are to be kept.
     """
     for label, config in configs.items():
         folder = cell_folder(root, config)
@@ -43,7 +48,8 @@ def run_cells(
         except Exception as error:
             yield label, Cell(path=folder, scores={}, failure=f"{type(error).__name__}: {error}")
             continue
-        for part in ("checkpoint", "clients"):
-            shutil.rmtree(folder / part, ignore_errors=True)
-        (folder / "shared.safetensors").unlink(missing_ok=True)
+        shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        if not keep_models(config):
+            shutil.rmtree(folder / "clients", ignore_errors=True)
+            (folder / "shared.safetensors").unlink(missing_ok=True)
         yield label, Cell(path=folder, scores=summary[config.algorithm_name])

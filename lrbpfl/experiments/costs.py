@@ -1,22 +1,27 @@
 """What each algorithm sends, keeps and computes on the paper's CNN: counted from real messages, timed in turns."""
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from lrbpfl import trees
+from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.algorithms.protocol import Algorithm, Task, Update
 from lrbpfl.core.descent import Data
 from lrbpfl.core.network import maskable
 from lrbpfl.engines.work import keep_memory, one_thread, own_part
 from lrbpfl.experiments.bench import best
-from lrbpfl.models import cnn
+from lrbpfl.models import cnn, mlp
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
 
 EXAMPLES, LABELS = 300, 2  # of the client that is measured, as in CIFAR-10 with 10 % for training and 20 clients
+BATCH = 32  # of a plain step
 CLIENTS, COHORT, PUBLIC = 20, 5, 240  # in the federation, in a round, unlabelled inputs at the server
 
 
@@ -28,6 +33,7 @@ class Numbers(NamedTuple):
     server: int  # in the server's state
     kept: int  # in what a client keeps between rounds
     own: int  # in a client's own model, without what it takes over from the message
+    model: int  # in a client's own model, all of it
     examples: int  # that go forward through the first layer in a round at one client; under C masks C times each
 
 
@@ -38,6 +44,15 @@ class Costs(NamedTuple):
     round_seconds: float  # one round at one client
     personalise_seconds: float  # its own model, before it predicts
     aggregate_seconds: float  # the server's share of a round, once the uploads of the cohort are there
+
+
+class Work(NamedTuple):
+    """How many examples go forward through the network; a plain step takes BATCH, forward and back."""
+
+    round: int  # at one client
+    own: int  # for its own model, before it predicts
+    server: int  # in a round
+    predict: int  # for one predicted example; forward only
 
 
 class _Stage(NamedTuple):
@@ -91,14 +106,18 @@ def measure(algorithms: dict[str, Algorithm], repeats: int) -> dict[str, Costs]:
         }
 
 
-def stage(algorithm: Algorithm, num_classes: int = 10) -> _Stage:
-    """An algorithm before its first round on the paper's CNN; images are noise, which costs as much as any."""
+def stage(algorithm: Algorithm, model: nn.Module | None = None, *, examples: int = EXAMPLES) -> _Stage:
+    """An algorithm before its first round, on the paper's CNN or another model for ten classes of images.
+
+    The images are noise, which costs as much as any.
+    """
     rng = generator(0, "costs")
 
     def images(n: int) -> torch.Tensor:
         return torch.randint(0, 256, (n, 3, 32, 32), generator=rng, dtype=torch.uint8)
 
-    task = Task(cnn(num_classes).eval(), num_classes, public=images(PUBLIC), num_clients=CLIENTS)
+    model = model or cnn(10)
+    task = Task(model.eval(), 10, public=images(PUBLIC), num_clients=CLIENTS)
     server = algorithm.init_server(task, rng)
     return _Stage(
         algorithm=algorithm,
@@ -106,29 +125,69 @@ def stage(algorithm: Algorithm, num_classes: int = 10) -> _Stage:
         server=server,
         message=algorithm.broadcast(task, server, 0),
         client=algorithm.init_client(task, rng),
-        data=Data(images(EXAMPLES), torch.arange(EXAMPLES) % LABELS),
+        data=Data(images(examples), torch.arange(examples) % LABELS),
     )
 
 
 def count(it: _Stage) -> Numbers:
     """Everything that can be counted, from one real round."""
-    passed = []
-    first = it.task.model.get_submodule(next(iter(maskable(it.task.model))).removesuffix(".weight"))
-    handle = first.register_forward_pre_hook(lambda module, args: passed.append(len(args[0])))
-    try:
+    with _passing(it.task.model) as passed:
         upload, kept = it.update()
         examples = sum(passed)
-    finally:
-        handle.remove()
-    own, _ = own_part(it.personalise(kept), it.message)
+    personal = it.personalise(kept)
+    own, _ = own_part(personal, it.message)
     return Numbers(
         down=trees.count(it.message),
         up=trees.count(upload),
         server=trees.count(it.server),
         kept=trees.count(kept),
         own=trees.count(own),
+        model=trees.count(personal),
         examples=examples,
     )
+
+
+def work(algorithm: Algorithm, examples: int) -> Work:
+    """The work of an algorithm at a client with so many examples, counted on a small network: steps are steps."""
+    it = stage(algorithm, mlp(10, (3, 32, 32)), examples=examples)
+    totals = []
+    with one_thread(), _passing(it.task.model) as passed:
+
+        def so_far() -> None:
+            totals.append(sum(passed))
+            passed.clear()
+
+        upload, kept = it.update()
+        so_far()
+        personal = it.personalise(kept)
+        so_far()
+        it.aggregate(upload)
+        so_far()
+        it.algorithm.predict(it.task, personal, it.data.x[:1], generator(0, "predict"))
+        so_far()
+    return Work(*totals)
+
+
+def plain_step_seconds(steps: int = 3) -> float:
+    """What a plain training step on a batch takes here, one thread: the mean of some, after one that does not count."""
+    with one_thread():
+        stage(FedAvg(local_steps=1)).update()
+        it = stage(FedAvg(local_steps=steps))
+        began = time.perf_counter()
+        it.update()
+        return (time.perf_counter() - began) / steps
+
+
+@contextmanager
+def _passing(model: nn.Module) -> Iterator[list[int]]:
+    """How many examples go through the first layer, call by call."""
+    passed: list[int] = []
+    first = model.get_submodule(next(iter(maskable(model))).removesuffix(".weight"))
+    handle = first.register_forward_pre_hook(lambda module, args: passed.append(len(args[0])))
+    try:
+        yield passed
+    finally:
+        handle.remove()
 
 
 def ratios(costs: dict[str, Costs], unit: str = "fedavg") -> Iterator[tuple[str, dict[str, float]]]:

@@ -1,7 +1,7 @@
 """Run a configuration into a directory, and go on with one that was cut off."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,6 +189,7 @@ def _summarise(
     summary = chosen(pooled)
     summary |= {name: total(name) for name in ("bytes_up", "bytes_down", "seconds")}
     summary |= _sizes(last.evaluations, last.server)
+    summary |= _rank(record)
     summary["events"] = sum("event" in line for line in record)
     what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"
     summary["evaluated"] = what
@@ -197,6 +198,12 @@ def _summarise(
     whole = {config.algorithm_name: summary}
     write_file(run.path / "summary.json", (json.dumps(whole, indent=2) + "\n").encode())
     return whole
+
+
+def _rank(record: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean over clients of the rank each had when it last took part; nothing for methods without ranks."""
+    ranks = {line["client"]: line["value"] for line in record if line.get("metric") == "rank"}
+    return {"rank": sum(ranks.values()) / len(ranks)} if ranks else {}
 
 
 def _sizes(evaluations: Mapping[int, Evaluation], server: Tree) -> dict[str, int]:

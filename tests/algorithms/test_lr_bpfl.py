@@ -48,7 +48,16 @@ PRINTED = {
     "server_optimiser": "mean",
     "server_lr": 1.0,
 }
-UNPRINTED = {"adapt_steps", "adapt_lr", "adapt_holdout", "mask_bias", "weights", "init_spread", "init_std"}
+UNPRINTED = {
+    "adapt_steps",
+    "adapt_lr",
+    "adapt_holdout",
+    "mask_bias",
+    "weights",
+    "init_spread",
+    "init_std",
+    "model_decay",
+}
 
 
 def ranks(gates: Gates) -> dict[str, int]:
@@ -192,6 +201,20 @@ def test_without_masks_it_is_fedavg(toy: Toy, label_prior: float) -> None:
     torch.testing.assert_close(ours.server.W, theirs.server)
     assert not trees.equal(ours.server.W, start(fedavg, toy).server)
     assert accuracy(still, toy, ours) == pytest.approx(accuracy(fedavg, toy, Run(theirs.server, theirs.clients)))
+
+
+@pytest.mark.parametrize("update", ["coordinate", "joint"])
+def test_weight_decay_pulls_the_network_to_zero(toy: Toy, update: str) -> None:
+    """In one plain step, by the rate times the decay times W."""
+    run = start(LRBPFL(), toy)
+    args = (toy.task, run.server.W, run.clients[0], toy.train[0])
+    free, pulled = (
+        LRBPFL(update=update, mask_steps=1, model_steps=1, model_optimiser="sgd", model_lr=0.1, model_decay=decay)
+        for decay in (0.0, 0.5)
+    )
+    W, _, _ = free.client_update(*args, generator(0))
+    expected = trees.tree_map(lambda w, start: w - 0.1 * 0.5 * start, W, run.server.W)
+    torch.testing.assert_close(pulled.client_update(*args, generator(0))[0], expected)
 
 
 def test_the_network_stays_while_the_mask_adapts_and_the_other_way_round(toy: Toy) -> None:

@@ -60,8 +60,9 @@ def test_what_a_mask_of_rank_8_keeps() -> None:
     sides = (32 + 3, 64 + 32, 128 + 64, 512 + 2048, 256 + 512, 10 + 256)
     masks, gates = 2 * 8 * sum(sides), 8 * len(sides)
     assert masks == 62_672
+    own = masks + gates + 10
     numbers = count(stage(LRBPFL(max_rank=8, mask_steps=1, model_steps=1, adapt_steps=0)))
-    assert numbers == Numbers(down=P, up=P, server=P, kept=gates, own=masks + gates + 10, examples=2 * 2 * 32)
+    assert numbers == Numbers(down=P, up=P, server=P, kept=gates, own=own, model=P + own, examples=2 * 2 * 32)
 
 
 def test_what_distributions_over_all_weights_keep() -> None:
@@ -71,7 +72,7 @@ def test_what_distributions_over_all_weights_keep() -> None:
 
 
 def test_times_are_told_as_ratios_to_fedavg() -> None:
-    some = Numbers(down=1, up=2, server=3, kept=4, own=5, examples=100)
+    some = Numbers(down=1, up=2, server=3, kept=4, own=5, model=6, examples=100)
     costs = {
         "fedavg": Costs(some, round_seconds=2.0, personalise_seconds=0.0, aggregate_seconds=0.1),
         "other": Costs(some._replace(examples=300), round_seconds=9.0, personalise_seconds=4.0, aggregate_seconds=1.0),
@@ -85,5 +86,5 @@ def test_times_are_told_as_ratios_to_fedavg() -> None:
 
 def test_measuring_counts_and_times() -> None:
     (cost,) = measure({"fedavg": brief("fedavg")}, repeats=1).values()
-    assert cost.numbers == Numbers(down=P, up=P, server=P, kept=0, own=10, examples=32)
+    assert cost.numbers == Numbers(down=P, up=P, server=P, kept=0, own=10, model=P + 10, examples=32)
     assert min(cost.round_seconds, cost.aggregate_seconds) > 0

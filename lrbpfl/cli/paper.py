@@ -1,0 +1,142 @@
+"""The commands about the paper's tables and figures: paper list, run and report."""
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lrbpfl.cli.progress import Display
+from lrbpfl.cli.runs import resumable
+from lrbpfl.errors import BadInput
+from lrbpfl.experiments import costs, paper
+from lrbpfl.experiments.build import cores
+from lrbpfl.experiments.cells import cell_folder, run_cells
+from lrbpfl.experiments.config import Config, make_algorithm
+from lrbpfl.experiments.store import fingerprint, write_file
+from lrbpfl.reports import paper as pages
+
+REPEATS = 10  # of the measurement behind Table 1
+
+
+def show() -> None:
+    """Every item, its runs at one seed, and the scales."""
+    console = Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("item", "what", "methods", "runs a seed"):
+        table.add_column(heading, no_wrap=heading == "item")
+    table.add_row(paper.OVERHEAD, "Table 1: overhead", str(len(paper.ONE_STEP)), "measured")
+    for name, item in paper.ITEMS.items():
+        number = len({fingerprint(run.config) for run in paper.runs(name, "mini", [0])})
+        table.add_row(name, item.title, str(len(item.rows)), str(number))
+    console.print(table)
+    for name, scale in paper.SCALES.items():
+        console.print(f"--scale {name}: {scale}", markup=False)
+    console.print("Items share runs: each is computed once.")
+
+
+def run(items: Sequence[str], scale: str, seeds: int, workers: int, out: Path, *, dry: bool, quiet: bool) -> None:
+    """Compute what is not there yet; exit code 1 if a run failed."""
+    names = paper.check(items, scale)
+    cells = _cells(names, scale, seeds, workers)
+    if dry:
+        _plan(cells, out, workers or cores(), overhead=paper.OVERHEAD in names)
+        return
+    failures = []
+    with resumable(out, "the same command"), Display(quiet=quiet) as display:
+        if paper.OVERHEAD in names:
+            _measure_overhead(out)
+        for label, cell in run_cells(out, cells, display.progress, loading=not quiet, keep_models=_has_masks):
+            if cell.failure:
+                failures.append(f"{label}: {cell.failure}")
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    print(f"In {out}: a directory for each of {len(cells)} runs. Their tables: lrbpfl paper report --scale {scale}")
+    if failures:
+        sys.exit(1)
+
+
+def report(items: Sequence[str], scale: str, root: Path, out: Path) -> None:
+    """Write a page for each item of which something is finished, and its figure."""
+    names = paper.check(items, scale)
+    drawn = find_spec("matplotlib") is not None
+    written = []
+    for name in names:
+        text = pages.page(name, scale, root)
+        if text is None:
+            continue
+        figure = paper.ITEMS[name].figure if name in paper.ITEMS else None
+        if figure and drawn:
+            from lrbpfl.reports.figures import draw
+
+            file = out / f"{name}.svg"
+            image = dict(draw(pages.results(name, scale, root))).get(f"{figure}.svg")
+            if image:
+                write_file(file, image)
+                text += f"\n![{paper.ITEMS[name].title}]({file.name})\n"
+        write_file(out / f"{name}.md", text.encode())
+        written.append(f"{name}.md")
+    if not written:
+        raise BadInput(f"nothing of {', '.join(names)} is finished in {root} at scale {scale}: lrbpfl paper run first")
+    print(f"In {out}: {', '.join(written)}")
+    if not drawn:
+        print("Figures need matplotlib: pip install 'lrbpfl[report]'")
+
+
+def _cells(names: Sequence[str], scale: str, seeds: int, workers: int) -> dict[str, Config]:
+    """Every run of the items once, the first seed of all items first."""
+    found: dict[str, tuple[str, Config]] = {}
+    for seed in range(seeds):
+        for name in names:
+            if name in paper.ITEMS:
+                for run in paper.runs(name, scale, [seed], workers):
+                    found.setdefault(fingerprint(run.config), (f"{name}: {run.label}", run.config))
+    return dict(found.values())
+
+
+def _has_masks(config: Config) -> bool:
+    """Masks are small, and a rank map is drawn from them."""
+    return config.algorithm_name.startswith("lr-bpfl")
+
+
+def _plan(cells: dict[str, Config], out: Path, workers: int, *, overhead: bool) -> None:
+    """What would run, and for how long."""
+    step = costs.plain_step_seconds()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("run", "state", "minutes, about"):
+        table.add_column(heading, no_wrap=True)
+    total = 0.0
+    for label, config in cells.items():
+        folder = cell_folder(out, config)
+        if (folder / "summary.json").is_file():
+            table.add_row(label, "finished", "")
+            continue
+        work = costs.work(config.algorithm, paper.images_per_client(config))
+        seconds = paper.estimate(config, work, step, workers)
+        total += seconds
+        table.add_row(label, "begun" if folder.exists() else "to do", f"{seconds / 60:.1f}")
+    console = Console(highlight=False)
+    console.print(table)
+    measured = " and the measurement of Table 1" if overhead else ""
+    console.print(
+        f"{len(cells)} runs{measured}, about {total / 3600:.1f} hours with {workers} workers: a plain step takes "
+        f"{1000 * step:.0f} ms here, measured on three."
+    )
+
+
+def _measure_overhead(out: Path) -> None:
+    """Table 1 into overhead.json, unless it is there."""
+    file = out / f"{paper.OVERHEAD}.json"
+    if file.exists():
+        return
+    rows = {row.name: make_algorithm(row.algorithm, row.fields) for row in paper.ONE_STEP}
+    measured = costs.measure(rows, REPEATS)
+    found = {
+        name: {"seconds": cost.round_seconds, "parameters": cost.numbers.model, "bytes": 4 * cost.numbers.up}
+        for name, cost in measured.items()
+    }
+    write_file(file, (json.dumps({"repeats": REPEATS, "rows": found}, indent=2) + "\n").encode())

@@ -1,0 +1,184 @@
+"""The paper's tables from finished runs, as Markdown: our score and the printed one side by side."""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lrbpfl.experiments import costs
+from lrbpfl.experiments.cells import cell_folder
+from lrbpfl.experiments.paper import ITEMS, ONE_STEP, OVERHEAD, SCALES, Item, Run, images_per_client, runs
+from lrbpfl.experiments.printed import OVERHEAD as PRINTED_OVERHEAD
+from lrbpfl.experiments.runner import read_summary
+from lrbpfl.reports.collect import Result, collect
+
+MOST_SEEDS = 20  # that a report looks for
+DASH = "–"
+
+
+class Style(NamedTuple):
+    """How a score is shown."""
+
+    title: str
+    digits: int
+    times: float = 1.0
+    floor: str | None = None  # the score of a calibrated model with the same confidences
+    larger_is_better: bool = False
+
+
+STYLES = {
+    "accuracy": Style("Accuracy, %", 2, times=100, larger_is_better=True),
+    "nll": Style("NLL, nats", 3),
+    "ece_pooled": Style("ECE, all clients pooled (floor)", 3, floor="ece_pooled_floor"),
+    "ece_pooled_debiased": Style("ECE, all clients pooled, without its bias", 3),
+    "mce_pooled": Style("MCE, all clients pooled", 3),
+    "ece_worst": Style("ECE of the worst client (floor)", 3, floor="ece_floor_worst"),
+    "rank": Style("Mean rank that clients keep", 2),
+}
+
+Found = Mapping[tuple[str, str], Sequence[tuple[Run, Mapping[str, Any]]]]  # by row and column
+
+
+def scored(root: Path, run: Run) -> Mapping[str, Any] | None:
+    """The scores of a run for its column; None if it is not finished."""
+    folder = cell_folder(root, run.config)
+    if not (folder / "summary.json").is_file():
+        return None
+    (scores,) = read_summary(folder).values()
+    if run.column.new_alpha is None:
+        return dict(scores)
+    return {"seconds": scores["seconds"], **scores["new"][str(run.column.new_alpha)]}
+
+
+def page(name: str, scale: str, root: Path) -> str | None:
+    """One item as a Markdown page; None if nothing of it is finished."""
+    if name == OVERHEAD:
+        return _overhead_page(root)
+    item, found = ITEMS[name], find(name, scale, root)
+    if not found:
+        return None
+    seeds = sorted({run.seed for cell in found.values() for run, _ in cell})
+    finished = {run.config: scores for cell in found.values() for run, scores in cell}
+    hours = sum(scores["seconds"] for scores in finished.values()) / 3600
+    parts = [
+        f"# {item.title}",
+        f"Scale `{scale}`: {SCALES[scale]}. Seeds: {', '.join(map(str, seeds))}. Runs: {len(finished)}, "
+        f"{hours:.1f} hours in all. Made by",
+        f"```\nlrbpfl paper run {name} --scale {scale} --seeds {max(seeds) + 1}\n"
+        f"lrbpfl paper report {name} --scale {scale}\n```",
+        "Every client's own model after the last round, on its own test data. Over several seeds: mean ± standard "
+        "deviation. The best of each column is bold. *paper*: the printed value, of a larger federation.",
+        *(_score_table(item, i, found) for i in range(len(item.scores))),
+    ]
+    if len(item.rows) > 2:
+        parts.append(_work_table(item, scale, found))
+    return "\n\n".join(parts) + "\n"
+
+
+def find(name: str, scale: str, root: Path) -> Found:
+    """Everything of an item that is finished."""
+    found: dict[tuple[str, str], list[tuple[Run, Mapping[str, Any]]]] = {}
+    for run in runs(name, scale, range(MOST_SEEDS)):
+        scores = scored(root, run)
+        if scores is not None:
+            found.setdefault((run.row.name, run.column.name), []).append((run, scores))
+    return found
+
+
+def results(name: str, scale: str, root: Path) -> list[Result]:
+    """The finished runs of an item's first seed, under the names of their rows, for figures."""
+    chosen: dict[Path, str] = {}
+    several = len({json.dumps(column.data) for column in ITEMS[name].columns}) > 1
+    for (row, column), cell in find(name, scale, root).items():
+        folder = cell_folder(root, cell[0][0].config)
+        chosen.setdefault(folder, f"{row}, {column}" if several else row)
+    loaded = collect(list(chosen))
+    return [result._replace(name=label) for result, label in zip(loaded, chosen.values(), strict=True)]
+
+
+def _score_table(item: Item, place: int, found: Found) -> str:
+    key, printed = item.scores[place]
+    style = STYLES[key]
+    columns = [column for column in item.columns if any((row.name, column.name) in found for row in item.rows)]
+    means = {spot: _mean(cell, key) for spot, cell in found.items()}
+    lines = []
+    for row in item.rows:
+        cells: list[str] = []
+        for column in columns:
+            shown = _shown(found.get((row.name, column.name), ()), key, style)
+            best = _best((means.get((other.name, column.name)) for other in item.rows), style)
+            won = best is not None and means.get((row.name, column.name)) == best and len(item.rows) > 1
+            cells.append(f"**{shown}**" if won else shown)
+            if printed:
+                values = dict(zip((c.name for c in item.columns), printed.get(row.name, ()), strict=False))
+                cells.append(f"{values[column.name]:g}" if column.name in values else DASH)
+        lines.append([row.name, *cells])
+    heads = [head for column in columns for head in ([column.name, "paper"] if printed else [column.name])]
+    return f"## {style.title}\n\n{markdown(['', *heads], lines)}"
+
+
+def _mean(cell: Sequence[tuple[Run, Mapping[str, Any]]], key: str) -> float | None:
+    values = [scores[key] for _, scores in cell if scores.get(key) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _best(means: Iterable[float | None], style: Style) -> float | None:
+    known = [mean for mean in means if mean is not None]
+    return (max if style.larger_is_better else min)(known, default=None)
+
+
+def _shown(cell: Sequence[tuple[Run, Mapping[str, Any]]], key: str, style: Style) -> str:
+    """The mean over seeds, its spread, and the floor."""
+    mean = _mean(cell, key)
+    if mean is None:
+        return DASH
+    text = f"{style.times * mean:.{style.digits}f}"
+    values = [scores[key] for _, scores in cell if scores.get(key) is not None]
+    if len(values) > 1:
+        text += f" ± {style.times * statistics.stdev(values):.{style.digits}f}"
+    floor = _mean(cell, style.floor) if style.floor else None
+    return text if floor is None else f"{text} ({floor:.{style.digits}f})"
+
+
+def _work_table(item: Item, scale: str, found: Found) -> str:
+    """What clients compute, in plain steps: examples that go forward, and back, divided by a batch."""
+    clients, cohort, rounds = SCALES[scale]
+    first = {row: cell[0][0] for (row, _), cell in reversed(list(found.items()))}
+    lines = []
+    for row in item.rows:
+        if row.name in first:
+            config = first[row.name].config
+            work = costs.work(config.algorithm, images_per_client(config))
+            whole = work.round * cohort * rounds / clients + work.own
+            lines.append([row.name, *(f"{part / costs.BATCH:,.0f}" for part in (work.round, work.own, whole))])
+    heads = ["", "a round at one client", "its own model at the end", "the whole run, per client"]
+    return f"## Client compute, in plain steps of 32 examples\n\n{markdown(heads, lines)}"
+
+
+def _overhead_page(root: Path) -> str | None:
+    """Table 1, from the measurement in the folder."""
+    file = root / f"{OVERHEAD}.json"
+    if not file.is_file():
+        return None
+    measured = json.loads(file.read_text())
+    lines = []
+    for row in ONE_STEP:
+        ours = measured["rows"][row.name]
+        values = (f"{ours['seconds']:.3f}", f"{ours['parameters'] / 1e6:.2f}", f"{ours['bytes'] / 1e6:.2f}")
+        paper = [f"{value:g}" for value in PRINTED_OVERHEAD.get(row.name, ())] or [DASH] * 3
+        lines.append([row.name, *(cell for pair in zip(values, paper, strict=True) for cell in pair)])
+    heads = ["", "seconds a step", "paper", "parameters, millions", "paper", "MB sent", "paper"]
+    about = (
+        f"One optimiser step on a batch of 32 (for `pfedgp` on all of a client's {costs.EXAMPLES} examples) on the "
+        f"paper's CNN, one thread, best of {measured['repeats']}; the paper's seconds are of another machine. "
+        "Parameters: of a client's own model. MB: one message up, 4 bytes a number. Made by"
+    )
+    command = f"```\nlrbpfl paper run {OVERHEAD}\nlrbpfl paper report {OVERHEAD}\n```"
+    return "\n\n".join(["# Table 1: overhead", about, command, markdown(heads, lines)]) + "\n"
+
+
+def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    rule = ["---"] * len(heads)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *lines))

@@ -1,0 +1,64 @@
+"""`lrbpfl paper`: what would run, that nothing runs twice, and pages at the end."""
+
+from pathlib import Path
+
+import pytest
+
+from lrbpfl.experiments import cells, paper
+from lrbpfl.experiments.paper import Column, Item, Row, Scale, Score
+from tests.cli.conftest import Lrbpfl
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An item on the digits, at a scale of seconds."""
+    columns = [Column("digits", {"dataset": "digits"}, {"model": "mlp"})]
+    rows = [Row("fedavg", "fedavg"), Row("lr-bpfl", "lr-bpfl", {"model_steps": 1, "adapt_steps": 1})]
+    item = Item("A toy", rows, columns, (Score("accuracy", {"fedavg": [12.5]}),), figure="ranks")
+    monkeypatch.setitem(paper.ITEMS, "toy", item)
+    monkeypatch.setitem(paper.SCALES, "mini", Scale(5, 2, 2))
+
+
+def test_the_list_names_every_item_and_scale(lrbpfl: Lrbpfl) -> None:
+    out = lrbpfl("paper", "list").out
+    assert all(name in out for name in (paper.OVERHEAD, *paper.ITEMS, *paper.SCALES))
+
+
+def test_a_dry_run_tells_what_is_left_and_writes_nothing(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
+    told = lrbpfl("paper", "run", "toy", "--dry-run")
+    assert told.code == 0 and told.out.count("to do") == 2 and "hours" in told.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_are_finished_once_and_reported(lrbpfl: Lrbpfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lrbpfl("paper", "run", "toy", "--workers", 1).code == 0
+    assert lrbpfl("paper", "run", "toy", "--dry-run").out.count("finished") == 2
+    monkeypatch.setattr(cells, "start", None)  # a run that begins now would fail
+    assert lrbpfl("paper", "run", "toy").code == 0
+    told = lrbpfl("paper", "report", "toy", "--out", tmp_path / "pages")
+    assert told.code == 0 and "toy.md" in told.out
+    page = (tmp_path / "pages" / "toy.md").read_text()
+    assert "| 12.5 |" in page and "(toy.svg)" in page
+    assert "<svg" in (tmp_path / "pages" / "toy.svg").read_text()
+
+
+def test_a_failed_run_is_told_and_stops_no_other(
+    lrbpfl: Lrbpfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = paper.ITEMS["toy"]
+    bad = Column("nowhere", {"dataset": str(tmp_path / "nowhere")}, {"model": "mlp"})
+    monkeypatch.setitem(paper.ITEMS, "toy", item._replace(columns=[bad, *item.columns]))
+    told = lrbpfl("paper", "run", "toy")
+    assert told.code == 1 and told.err.count("failed: toy: ") == 2
+    assert lrbpfl("paper", "run", "toy", "--dry-run").out.count("finished") == 2
+
+
+def test_bad_names_are_one_sentence(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
+    for arguments, said in (
+        (("run", "calibrtion"), "did you mean 'calibration'"),
+        (("run", "toy", "--scale", "huge"), "unknown scale 'huge'"),
+        (("report", "toy"), "nothing of toy is finished"),
+    ):
+        told = lrbpfl("paper", *arguments)
+        assert told.code == 2 and said in told.err and len(told.err.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,94 @@
+"""The paper's items as grids: which runs they ask for, and what stands beside them."""
+
+import dataclasses
+
+import pytest
+
+from lrbpfl.algorithms import ALGORITHMS
+from lrbpfl.errors import BadInput
+from lrbpfl.experiments import costs
+from lrbpfl.experiments.config import make_algorithm
+from lrbpfl.experiments.costs import Work
+from lrbpfl.experiments.paper import ITEMS, ONE_STEP, OVERHEAD, SCALES, Row, check, estimate, images_per_client, runs
+from lrbpfl.experiments.store import fingerprint
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_every_printed_value_has_its_place(name: str) -> None:
+    """A row's printed values are as many as there are columns, and belong to a row of the item."""
+    item = ITEMS[name]
+    rows = {row.name for row in item.rows}
+    for _, printed in item.scores:
+        for row, values in printed.items():
+            assert len(values) == len(item.columns)
+            assert row in rows or name == "reliability"
+
+
+@pytest.mark.parametrize("name", ["calibration", "accuracy", "data-size"])
+def test_tables_of_methods_have_the_papers_eight_and_two_below(name: str) -> None:
+    rows = [row.name for row in ITEMS[name].rows]
+    assert set(rows) == set(ALGORITHMS) and rows[-2:] == ["local", "fedavg-ft"]
+    assert set(ITEMS[name].scores[0].printed) == set(rows[:-2])
+
+
+def test_the_papers_scale_is_the_papers() -> None:
+    (run,) = (run for run in runs("rank-map", "paper", [3]))
+    data, federation = run.config.data, run.config.federation
+    assert (data.clients, federation.cohort, federation.rounds, federation.seed) == (50, 10, 1000, 3)
+    fields = dataclasses.asdict(run.config.algorithm)
+    assert fields["batch_size"] == 32
+    assert all(scale.cohort / scale.clients == 0.2 for scale in SCALES.values())
+
+
+def test_items_share_runs() -> None:
+    """The calibration table's LR-BPFL is the one with adaptive rank, with coordinate descent, and of the rank map."""
+
+    def keys(item: str, row: str) -> set[str]:
+        return {fingerprint(run.config) for run in runs(item, "mini", [0]) if run.row.name == row}
+
+    assert keys("calibration", "lr-bpfl") == keys("adaptive-rank", "with") == keys("coordinate", "coordinate")
+    assert keys("rank-map", "lr-bpfl") < keys("calibration", "lr-bpfl")
+    assert keys("data-size", "fedbe") == keys("calibration", "fedbe") | keys("accuracy", "fedbe")
+    assert not keys("label-prior", "fedavg") & keys("calibration", "fedavg")
+
+
+def test_all_methods_of_a_table_train_on_the_same_images() -> None:
+    for name in ITEMS:
+        for column in ITEMS[name].columns:
+            data = [run.config.data for run in runs(name, "mini", [0]) if run.column == column]
+            assert all(other == data[0] for other in data)
+
+
+def test_new_clients_are_one_run_with_a_column_for_each_alpha() -> None:
+    found = list(runs("new-clients", "mini", [0]))
+    assert len({fingerprint(run.config) for run in found}) == len(ITEMS["new-clients"].rows)
+    config = found[0].config.data
+    assert (config.partition, config.alpha, config.new_clients) == ("dirichlet", 0.1, 10)
+    assert config.new_alpha == (0.1, 0.25, 0.5, 0.75, 1.0)
+
+
+@pytest.mark.parametrize("row", ONE_STEP, ids=lambda row: row.name)
+def test_the_overhead_is_of_a_single_step(row: Row) -> None:
+    """One batch goes forward: once, under each of four masks, or for pFedGP all examples and the inducing ones."""
+    name, algorithm, fields = row
+    work = costs.work(make_algorithm(algorithm, fields), 64)
+    assert work.round == {"lr-bpfl": 4 * 32, "pfedgp": 2 * 64, "pfedbayes": 32}.get(name, 32)
+
+
+def test_names_are_checked() -> None:
+    assert check(["all"], "mini") == [OVERHEAD, *ITEMS]
+    assert check(["noisy", "accuracy", "noisy"], "half") == ["noisy", "accuracy"]
+    with pytest.raises(BadInput, match="did you mean 'calibration'"):
+        check(["calibraton"], "mini")
+    with pytest.raises(BadInput, match="unknown scale"):
+        check(["all"], "tiny")
+
+
+def test_an_estimate_counts_everybodys_steps() -> None:
+    """By hand: 4 clients a round and 40 rounds share two workers; the server and its 3 batches wait for nobody."""
+    (run,) = runs("rank-map", "mini", [0])
+    work = Work(round=320, own=64, server=96, predict=2)
+    clients = (4 * 40 * 10 + 20 * 2) / 2
+    judged = 54_000 / 32 * 2 / 3 / 2
+    assert estimate(run.config, work, step_seconds=0.1, workers=2) == pytest.approx((clients + judged + 40 * 3) * 0.1)
+    assert images_per_client(run.config) == 300

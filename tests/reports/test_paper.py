@@ -1,0 +1,64 @@
+"""Pages about the paper's items: our scores in the right places, printed ones beside them, gaps shown as gaps."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lrbpfl.experiments import paper
+from lrbpfl.experiments.cells import cell_folder
+from lrbpfl.experiments.paper import Column, Item, Row, Scale, Score, runs
+from lrbpfl.reports.paper import page, scored
+
+Finish = Callable[..., None]
+
+
+@pytest.fixture
+def finish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Finish:
+    """An item of two methods and two columns, one of them about new clients; and a way to finish runs of it."""
+    data = {"dataset": "digits", "new_clients": 2, "new_alpha": [0.5]}
+    columns = (Column("old", data), Column("new", data, new_alpha=0.5))
+    rows = (Row("fedavg", "fedavg"), Row("slow", "fedavg", {"lr": 0.01}))
+    scores = (Score("accuracy", {"fedavg": (50.0, 40.5)}), Score("ece_pooled"))
+    monkeypatch.setitem(paper.ITEMS, "toy", Item("Toy", rows, columns, scores))
+    monkeypatch.setitem(paper.SCALES, "mini", Scale(5, 2, 3))
+
+    def finish(row: str, seed: int, **scores: Any) -> None:
+        for run in runs("toy", "mini", [seed]):
+            if run.row.name == row:
+                folder = cell_folder(tmp_path, run.config)
+                folder.mkdir(exist_ok=True)
+                (folder / "summary.json").write_text(json.dumps({"fedavg": scores}))
+
+    return finish
+
+
+def rows_of(text: str, title: str) -> dict[str, list[str]]:
+    """The cells of a table, by the first one."""
+    block = text.split(f"## {title}")[1].split("##")[0]
+    lines = [line.strip("| ").split(" | ") for line in block.splitlines() if line.startswith("|")]
+    return {first: rest for first, *rest in lines[2:]}
+
+
+def test_a_table_has_means_spreads_floors_and_printed_values(finish: Finish, tmp_path: Path) -> None:
+    new = {"0.5": {"accuracy": 0.25}}
+    finish("fedavg", 0, accuracy=0.5, ece_pooled=0.1, ece_pooled_floor=0.01, new=new, seconds=1800.0)
+    finish("fedavg", 1, accuracy=0.6, ece_pooled=0.3, ece_pooled_floor=0.03, new=new, seconds=1800.0)
+    finish("slow", 0, accuracy=0.7, ece_pooled=0.25, ece_pooled_floor=0.02, new={"0.5": {"accuracy": 0.1}}, seconds=0.0)
+    text = page("toy", "mini", tmp_path)
+    assert text is not None
+    accuracy = rows_of(text, "Accuracy")
+    assert accuracy["fedavg"] == ["55.00 ± 7.07", "50", "**25.00 ± 0.00**", "40.5"]
+    assert accuracy["slow"] == ["**70.00**", "–", "10.00", "–"]
+    assert rows_of(text, "ECE")["fedavg"] == ["**0.200 ± 0.141 (0.020)**", "–"]
+    assert "5 clients, 2 a round, 3 rounds" in text and "Seeds: 0, 1" in text and "Runs: 3, 1.0 hours" in text
+
+
+def test_what_is_not_finished_is_a_dash(finish: Finish, tmp_path: Path) -> None:
+    assert page("toy", "mini", tmp_path) is None
+    finish("slow", 0, accuracy=0.7, seconds=1.0, new={"0.5": {"accuracy": 0.1}})
+    text = page("toy", "mini", tmp_path)
+    assert text is not None and rows_of(text, "Accuracy")["fedavg"] == ["–", "50", "–", "40.5"]
+    assert scored(tmp_path, next(iter(runs("toy", "mini", [1])))) is None
