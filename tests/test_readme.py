@@ -22,7 +22,7 @@ def test_every_command_is_in_its_table() -> None:
     from lrbpfl.cli.main import app
 
     named = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    named |= {group.name for group in app.registered_groups}
+    named |= {str(group.name) for group in app.registered_groups}
     assert named == set(re.findall(r"^\| `lrbpfl (\w+)", README.read_text(), re.MULTILINE))
 
 

@@ -204,7 +204,7 @@ def test_without_masks_it_is_fedavg(toy: Toy, label_prior: float) -> None:
 
 
 @pytest.mark.parametrize("update", ["coordinate", "joint"])
-def test_weight_decay_pulls_the_network_to_zero(toy: Toy, update: str) -> None:
+def test_weight_decay_pulls_the_network_to_zero(toy: Toy, update: Literal["coordinate", "joint"]) -> None:
     """In one plain step, by the rate times the decay times W."""
     run = start(LRBPFL(), toy)
     args = (toy.task, run.server.W, run.clients[0], toy.train[0])
