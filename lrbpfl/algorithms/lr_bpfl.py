@@ -60,6 +60,10 @@ class Personal(NamedTuple):
 class LRBPFL:
     """One shared deterministic network W, and a private low-rank Bayesian mask at every client."""
 
+    # Epsilon of the clients' class frequencies in the likelihood when `federation.label_prior` does not say otherwise;
+    # in the paper, and so in its preset, they have no part.
+    LABEL_PRIOR: ClassVar[float] = 1.0
+
     max_rank: Count = 2  # r_max; paper: 8
     adaptive_rank: bool = True  # train and prune the gates; off: every mask keeps r_max ranks
     threshold: Probability = 0.95  # lambda-bar, Eq. (10); paper: 0.95

@@ -58,7 +58,7 @@ def build_federation(config: Config, *, progress: bool = False) -> Federation:
     task = Task(
         model=MODELS[config.federation.model](dataset.num_classes, shape).eval(),
         num_classes=dataset.num_classes,
-        label_prior=config.federation.label_prior,
+        label_prior=config.federation.label_prior or 0.0,
         public=public,
         num_clients=trainers,
     )

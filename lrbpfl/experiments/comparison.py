@@ -8,7 +8,7 @@ from typing import Any
 from lrbpfl.engines.work import check_federation
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.build import build_federation
-from lrbpfl.experiments.config import Config, asked_public_fraction, make_algorithm, parse, unknown
+from lrbpfl.experiments.config import Config, asked_of_task, make_algorithm, parse, unknown
 from lrbpfl.experiments.runner import Progress, resume, start
 from lrbpfl.experiments.store import create_directory, read_tables, versions, write_file
 
@@ -22,10 +22,13 @@ def plan(tables: Mapping[str, Any], names: Sequence[str]) -> dict[str, Config]:
         if name not in names:
             raise unknown("algorithm of this comparison", name, names)
     common = {section: table for section, table in tables.items() if section != "algorithm"}
-    algorithms = [make_algorithm(name, {}) for name in names]  # an unknown name is told before anything else
-    if isinstance(common.get("data", {}), dict):  # what one of them gives to the server, nobody trains on
-        asked = max(map(asked_public_fraction, algorithms), default=0.0)
-        common["data"] = {"public_fraction": asked, **common.get("data", {})}
+    for name in names:  # an unknown name is told before anything else
+        make_algorithm(name, {})
+    asked = [asked_of_task(name) for name in names]
+    for section, key in (("data", "public_fraction"), ("federation", "label_prior")):  # what one asks for, all get
+        if isinstance(common.get(section, {}), dict):
+            most = max((getattr(wishes, key) for wishes in asked), default=0.0)
+            common[section] = {key: most, **common.get(section, {})}
     return {name: parse({**common, "algorithm": {**own.get(name, {}), "name": name}}) for name in names}
 
 

@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -67,7 +67,8 @@ class FederationSection(Section):
     evaluate_every: Annotated[int, Field(ge=0)] = 5  # rounds; 0: after the last one only
     evaluate_on: Literal["test", "validation"] = "test"
     model: str = "auto"
-    label_prior: Annotated[float, Field(ge=0)] = 0.0  # epsilon of the clients' class frequencies; 0: off
+    # Epsilon of the clients' class frequencies in the likelihood; 0: off. None: what the algorithm asks for.
+    label_prior: Annotated[float, Field(ge=0)] | None = None
 
 
 class EngineSection(Section):
@@ -124,12 +125,16 @@ def parse(tables: Mapping[str, Any]) -> Config:
     fields = dict(_table("algorithm", tables.get("algorithm", {})))
     full_name = fields.pop("name", "lr-bpfl")
     data = _section("data", DataSection, tables)
+    federation = _section("federation", FederationSection, tables)
     algorithm = make_algorithm(full_name, fields)
+    asked = asked_of_task(full_name)
     if data.public_fraction is None:
-        data = data.model_copy(update={"public_fraction": asked_public_fraction(algorithm)})
+        data = data.model_copy(update={"public_fraction": asked.public_fraction})
+    if federation.label_prior is None:
+        federation = federation.model_copy(update={"label_prior": asked.label_prior})
     config = Config(
         data=data,
-        federation=_section("federation", FederationSection, tables),
+        federation=federation,
         engine=_section("engine", EngineSection, tables),
         algorithm_name=full_name,
         algorithm=algorithm,
@@ -154,9 +159,21 @@ def make_algorithm(full_name: str, fields: Mapping[str, Any]) -> Algorithm:
         raise _explain("algorithm", error, known) from None
 
 
-def asked_public_fraction(algorithm: Algorithm) -> float:
-    """The share of the clients' training examples that this algorithm wants at the server; most want none."""
-    return float(getattr(algorithm, "PUBLIC", 0.0))
+class Asked(NamedTuple):
+    """What an algorithm wants of the task where the configuration does not say."""
+
+    public_fraction: float  # of the clients' training examples, at the server; most want none
+    label_prior: float
+
+
+def asked_of_task(full_name: str) -> Asked:
+    """The wishes of the algorithm called `name` or `name:preset`."""
+    name, _, preset = full_name.partition(":")
+    kind = ALGORITHMS[name]
+    return Asked(
+        public_fraction=float(getattr(kind, "PUBLIC", 0.0)),
+        label_prior=0.0 if preset else float(getattr(kind, "LABEL_PRIOR", 0.0)),
+    )
 
 
 def _section(name: str, model: type[S], tables: Mapping[str, Any]) -> S:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.errors import BadInput
+from lrbpfl.experiments.comparison import plan
 from lrbpfl.experiments.config import Config, make_algorithm, override, parse, read, to_toml
 
 
@@ -314,3 +315,22 @@ def test_what_is_off_is_not_written_down() -> None:
     assert not keys & set(parse({}).tables()["data"])
     assert not keys & set(parse({"data": {"new_alpha": 3.0, "new_fraction": 0.5}}).tables()["data"])
     assert parse({"data": {"new_clients": 2, "corruptions": True}}).tables()["data"].keys() >= keys - {"new_fraction"}
+
+
+@pytest.mark.parametrize(
+    ("name", "public_fraction", "label_prior"),
+    [("lr-bpfl", 0.0, 1.0), ("lr-bpfl:paper", 0.0, 0.0), ("fedavg", 0.0, 0.0), ("fedbe", 0.04, 0.0)],
+)
+def test_an_algorithm_gets_what_it_asks_of_the_task(name: str, public_fraction: float, label_prior: float) -> None:
+    config = parse({"algorithm": {"name": name}})
+    assert (config.data.public_fraction, config.federation.label_prior) == (public_fraction, label_prior)
+    said = {"data": {"public_fraction": 0.5}, "federation": {"label_prior": 0.25}, "algorithm": {"name": name}}
+    config = parse(said)
+    assert (config.data.public_fraction, config.federation.label_prior) == (0.5, 0.25)
+
+
+def test_what_one_asks_for_everybody_in_a_comparison_gets() -> None:
+    configs = plan({}, ["fedavg", "lr-bpfl", "fedbe"])
+    assert {(c.data.public_fraction, c.federation.label_prior) for c in configs.values()} == {(0.04, 1.0)}
+    configs = plan({"federation": {"label_prior": 0.0}}, ["fedavg", "lr-bpfl"])
+    assert {(c.data.public_fraction, c.federation.label_prior) for c in configs.values()} == {(0.0, 0.0)}
