@@ -169,6 +169,10 @@ def paper_run(
     scale: ScaleName = "mini",
     seeds: Annotated[int, typer.Option(help="How many, from 0 on.", min=1)] = 1,
     workers: Annotated[int, typer.Option(help="Processes; 0: one for each core.", min=0)] = 0,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="A row or a column to keep to, e.g. lr-bpfl or 'CIFAR-10 2/10'; repeatable."),
+    ] = None,
     runs: PaperRuns = Path("runs/paper"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, and for how long.")] = False,
     quiet: Quiet = False,
@@ -176,7 +180,7 @@ def paper_run(
     """Run whatever is not finished yet; the same command goes on after a cut, and a failed run stops no other."""
     from lrbpfl.cli import paper
 
-    paper.run(items, scale, seeds, workers, runs, dry=dry_run, quiet=quiet)
+    paper.run(items, scale, seeds, workers, only or [], runs, dry=dry_run, quiet=quiet)
 
 
 @paper_app.command("report")

@@ -16,7 +16,7 @@ from lrbpfl.errors import BadInput
 from lrbpfl.experiments import costs, paper
 from lrbpfl.experiments.build import cores
 from lrbpfl.experiments.cells import cell_folder, run_cells
-from lrbpfl.experiments.config import Config, make_algorithm
+from lrbpfl.experiments.config import Config, make_algorithm, unknown
 from lrbpfl.experiments.store import fingerprint, write_file
 from lrbpfl.reports import paper as pages
 
@@ -39,10 +39,20 @@ def show() -> None:
     console.print("Items share runs: each is computed once.")
 
 
-def run(items: Sequence[str], scale: str, seeds: int, workers: int, out: Path, *, dry: bool, quiet: bool) -> None:
+def run(
+    items: Sequence[str],
+    scale: str,
+    seeds: int,
+    workers: int,
+    only: Sequence[str],
+    out: Path,
+    *,
+    dry: bool,
+    quiet: bool,
+) -> None:
     """Compute what is not there yet; exit code 1 if a run failed."""
     names = paper.check(items, scale)
-    cells = _cells(names, scale, seeds, workers)
+    cells = _cells(names, scale, seeds, workers, only)
     if dry:
         _plan(cells, out, workers or cores(), overhead=paper.OVERHEAD in names)
         return
@@ -87,13 +97,20 @@ def report(items: Sequence[str], scale: str, root: Path, out: Path) -> None:
         print("Figures need matplotlib: pip install 'lrbpfl[report]'")
 
 
-def _cells(names: Sequence[str], scale: str, seeds: int, workers: int) -> dict[str, Config]:
-    """Every run of the items once, the first seed of all items first."""
+def _cells(names: Sequence[str], scale: str, seeds: int, workers: int, only: Sequence[str]) -> dict[str, Config]:
+    """Every run of the items once, the first seed of all items first; `only` names rows and columns to keep to."""
+    items = {name: paper.ITEMS[name] for name in names if name in paper.ITEMS}
+    rows = {row.name for item in items.values() for row in item.rows}
+    columns = {column.name for item in items.values() for column in item.columns}
+    for name in only:
+        if name not in rows | columns:
+            raise unknown("row or column", name, [*sorted(columns), *sorted(rows)])
+    rows, columns = (kept & set(only) or kept for kept in (rows, columns))
     found: dict[str, tuple[str, Config]] = {}
     for seed in range(seeds):
-        for name in names:
-            if name in paper.ITEMS:
-                for run in paper.runs(name, scale, [seed], workers):
+        for name in items:
+            for run in paper.runs(name, scale, [seed], workers):
+                if run.row.name in rows and run.column.name in columns:
                     found.setdefault(fingerprint(run.config), (f"{name}: {run.label}", run.config))
     return dict(found.values())
 

@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 
 from lrbpfl.experiments.config import Config, parse, unknown
 from lrbpfl.experiments.costs import BATCH, Work
-from lrbpfl.experiments.printed import ACCURACY, ACCURACY_SMALL, ADAPTIVE, CALIBRATION, COORDINATE, NEW, NOISY
+from lrbpfl.experiments.printed import (
+    ACCURACY,
+    ACCURACY_SMALL,
+    ADAPTIVE,
+    BINS,
+    CALIBRATION,
+    COORDINATE,
+    NEW,
+    NOISY,
+)
 
 IMAGES = 60_000  # in CIFAR-10 and in CIFAR-100, the official test images included
 PUBLIC = 0.04  # of the training images, kept at the server for FedBE in every run, so that all train on the same ones
@@ -63,6 +72,7 @@ class Item(NamedTuple):
     columns: Sequence[Column]
     scores: Sequence[Score]
     figure: str | None = None  # of reports/figures.py
+    bins: Mapping[str, Sequence[float | None]] = {}  # printed accuracy in each bin of confidence, by row
 
 
 def _methods(*names: str) -> list[Row]:
@@ -145,6 +155,7 @@ ITEMS = {
         SMALL[:1],
         (Score("ece_pooled", {row: [values[0][0]] for row, values in CALIBRATION.items()}), Score("ece_worst")),
         figure="reliability",
+        bins=BINS,
     ),
     "new-clients": Item(
         "Figure: new clients",

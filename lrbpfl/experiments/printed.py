@@ -1,7 +1,7 @@
 """What the LR-BPFL paper prints, in its units (accuracy in percent, errors as fractions), in the order of its columns.
 
-The columns of the tables: CIFAR-10 2/10, CIFAR-10 5/10, CIFAR-100 5/100. New and noisy clients are drawn, not printed:
-their values are those of the authors' plotting scripts, in which errors stand in percent.
+The columns of the tables: CIFAR-10 2/10, CIFAR-10 5/10, CIFAR-100 5/100. New clients, noisy ones and bins are drawn,
+not printed: their values are those of the authors' plotting scripts, in which errors stand in percent.
 """
 
 CALIBRATION = {  # Table 2: (ECE, MCE); 10 % for training
@@ -73,6 +73,20 @@ NEW: dict[str, dict[str, tuple[float, ...]]] = {  # training clients, then new o
         "lr-bpfl": (88.20, 87.24, 75.18, 67.05, 60.88, 60.24),
     },
 }
+BINS: dict[str, tuple[float | None, ...]] = {  # the introduction's figure: accuracy in 15 bins of confidence, 2/10
+    "fedavg": (
+        None, None, None, 0, 0.1379, 0.2291, 0.2678, 0.3044, 0.3259, 0.3397, 0.3633, 0.3673, 0.3962, 0.4113, 0.6328,
+    ),
+    "per-fedavg": (
+        None, None, None, None, None, 0, 0.45, 0.4821, 0.5173, 0.5326, 0.5219, 0.5318, 0.5213, 0.5582, 0.6888,
+    ),
+    "pfedbayes": (
+        None, None, None, None, None, None, 0, 0.5264, 0.5510, 0.5428, 0.5719, 0.6384, 0.6755, 0.7033, 0.8173,
+    ),
+    "lr-bpfl": (
+        None, None, 0, 0.2733, 0.3429, 0.4462, 0.4984, 0.5358, 0.5815, 0.6509, 0.7115, 0.7913, 0.8456, 0.9134, 0.9686,
+    ),
+}  # fmt: skip
 NOISY: dict[str, dict[str, tuple[float, ...]]] = {  # clean, noisy; CIFAR-10 5/10, 10 % for training
     "accuracy": {
         "fedavg": (53.80, 31.66),

@@ -11,6 +11,7 @@ from lrbpfl.experiments.cells import cell_folder
 from lrbpfl.experiments.paper import ITEMS, ONE_STEP, OVERHEAD, SCALES, Item, Run, images_per_client, runs
 from lrbpfl.experiments.printed import OVERHEAD as PRINTED_OVERHEAD
 from lrbpfl.experiments.runner import read_summary
+from lrbpfl.metrics.calibration import BINS
 from lrbpfl.reports.collect import Result, collect
 
 MOST_SEEDS = 20  # that a report looks for
@@ -71,6 +72,8 @@ def page(name: str, scale: str, root: Path) -> str | None:
         "deviation. The best of each column is bold. *paper*: the printed value, of a larger federation.",
         *(_score_table(item, i, found) for i in range(len(item.scores))),
     ]
+    if item.bins:
+        parts.append(_bins_table(item, results(name, scale, root)))
     if len(item.rows) > 2:
         parts.append(_work_table(item, scale, found))
     return "\n\n".join(parts) + "\n"
@@ -139,6 +142,19 @@ def _shown(cell: Sequence[tuple[Run, Mapping[str, Any]]], key: str, style: Style
         text += f" ± {style.times * statistics.stdev(values):.{style.digits}f}"
     floor = _mean(cell, style.floor) if style.floor else None
     return text if floor is None else f"{text} ({floor:.{style.digits}f})"
+
+
+def _bins_table(item: Item, loaded: Iterable[Result]) -> str:
+    """Accuracy in each bin of confidence, all clients together, where the paper draws it."""
+    pooled = {result.name: result.pooled for result in loaded}
+    lines = []
+    for row, printed in item.bins.items():
+        view = pooled.get(row)
+        ours = {bin: f"{accuracy:.2f} ({n})" for bin, n, _, accuracy in view["bins"]} if view else {}
+        lines.append([row, *(ours.get(b, DASH) for b in range(len(printed)))])
+        lines.append(["paper", *(DASH if value is None else f"{value:.2f}" for value in printed)])
+    edges = [f"{b / BINS:.2f}–{(b + 1) / BINS:.2f}" for b in range(BINS)]
+    return f"## Accuracy (examples) in each bin of confidence, seed 0\n\n{markdown(['', *edges], lines)}"
 
 
 def _work_table(item: Item, scale: str, found: Found) -> str:

@@ -30,6 +30,15 @@ def test_a_dry_run_tells_what_is_left_and_writes_nothing(lrbpfl: Lrbpfl, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_and_columns_can_be_picked(lrbpfl: Lrbpfl) -> None:
+    one = lrbpfl(
+        "paper", "run", "calibration", "--seeds", 2, "--only", "fedavg", "--only", "CIFAR-10 5/10", "--dry-run"
+    )
+    assert one.out.count("to do") == 2 and "fedavg, CIFAR-10 5/10, seed 1" in one.out
+    wrong = lrbpfl("paper", "run", "calibration", "--only", "fedavgs", "--dry-run")
+    assert wrong.code == 2 and "did you mean 'fedavg'" in wrong.err
+
+
 def test_runs_are_finished_once_and_reported(lrbpfl: Lrbpfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lrbpfl("paper", "run", "toy", "--workers", 1).code == 0
     assert lrbpfl("paper", "run", "toy", "--dry-run").out.count("finished") == 2

@@ -11,6 +11,7 @@ from lrbpfl.experiments.config import make_algorithm
 from lrbpfl.experiments.costs import Work
 from lrbpfl.experiments.paper import ITEMS, ONE_STEP, OVERHEAD, SCALES, Row, check, estimate, images_per_client, runs
 from lrbpfl.experiments.store import fingerprint
+from lrbpfl.metrics.calibration import BINS
 
 
 @pytest.mark.parametrize("name", ITEMS)
@@ -22,6 +23,7 @@ def test_every_printed_value_has_its_place(name: str) -> None:
         for row, values in printed.items():
             assert len(values) == len(item.columns)
             assert row in rows or name == "reliability"
+    assert set(item.bins) <= rows and all(len(values) == BINS for values in item.bins.values())
 
 
 @pytest.mark.parametrize("name", ["calibration", "accuracy", "data-size"])
