@@ -23,6 +23,7 @@ Settings = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run directory; it must not exist yet.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines instead of a progress bar.")]
+Track = Annotated[str | None, typer.Option(help="tensorboard or mlflow: write the curves there too (extra track).")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 
@@ -33,11 +34,12 @@ def run_(
     settings: Settings = None,
     out: Out = None,
     quiet: Quiet = False,
+    track: Track = None,
 ) -> None:
     """Run one algorithm; without arguments, LR-BPFL on the digits."""
     from lrbpfl.cli import runs
 
-    runs.run(algorithm, config, settings or [], out, quiet=quiet)
+    runs.run(algorithm, config, settings or [], out, quiet=quiet, track=track)
 
 
 @app.command()
@@ -49,6 +51,7 @@ def compare(
     settings: Settings = None,
     out: Out = None,
     quiet: Quiet = False,
+    track: Track = None,
 ) -> None:
     """Run several algorithms on identical clients, splits and seeds, and show them in one table.
 
@@ -56,20 +59,20 @@ def compare(
     """
     from lrbpfl.cli import runs
 
-    runs.compare(
-        [name.strip() for name in algorithms.split(",") if name.strip()], config, settings or [], out, quiet=quiet
-    )
+    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    runs.compare(names, config, settings or [], out, quiet=quiet, track=track)
 
 
 @app.command()
 def resume(
     directory: Annotated[Path, typer.Argument(help="The directory of a run or a comparison that was cut off.")],
     quiet: Quiet = False,
+    track: Track = None,
 ) -> None:
     """Go on with a run that was cut off; it ends in the same bits."""
     from lrbpfl.cli import runs
 
-    runs.resume(directory, quiet=quiet)
+    runs.resume(directory, quiet=quiet, track=track)
 
 
 @app.command()

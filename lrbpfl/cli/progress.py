@@ -15,7 +15,7 @@ from rich.progress import (
 )
 
 from lrbpfl.engines.loop import Round
-from lrbpfl.experiments import runner
+from lrbpfl.experiments import runner, tracking
 from lrbpfl.experiments.config import Config
 
 LINES_EVERY = 30.0  # seconds between plain lines of rounds that were not judged
@@ -24,7 +24,8 @@ LINES_EVERY = 30.0  # seconds between plain lines of rounds that were not judged
 class Display:
     """A rich progress bar, or plain lines if asked for or if nobody looks at a terminal."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, track: str | None = None) -> None:
+        self.track = track
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.plain = quiet or not self.console.is_terminal
         self.bar = Progress(
@@ -48,8 +49,11 @@ class Display:
         self.bar.stop()
 
     def progress(self, name: str, config: Config) -> runner.Progress:
-        """The listener for one run."""
-        return _Listener(self, name, config.federation.rounds).callbacks()
+        """The listener for one run, and its tracker."""
+        shown = _Listener(self, name, config.federation.rounds).callbacks()
+        if self.track is None:
+            return shown
+        return tracking.follow(self.track, shown, lambda text: self.console.print(f"{name}: {text}", markup=False))
 
 
 class _Listener:

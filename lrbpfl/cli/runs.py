@@ -11,14 +11,23 @@ from rich.console import Console
 
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.cli.progress import Display
-from lrbpfl.experiments import comparison, config, runner
+from lrbpfl.experiments import comparison, config, runner, tracking
 from lrbpfl.experiments.build import build_federation
 from lrbpfl.experiments.store import Run, refuse_existing
 from lrbpfl.reports.tables import footnote, new_clients_table, summary_table
 
 
-def run(algorithm: str | None, file: Path | None, settings: Iterable[str], out: Path | None, *, quiet: bool) -> None:
+def run(
+    algorithm: str | None,
+    file: Path | None,
+    settings: Iterable[str],
+    out: Path | None,
+    *,
+    quiet: bool,
+    track: str | None,
+) -> None:
     """One algorithm, one directory."""
+    tracking.check(track)
     tables = config.override(config.read(file) if file else {}, settings)
     if algorithm is not None:
         tables.setdefault("algorithm", {})["name"] = algorithm
@@ -26,28 +35,36 @@ def run(algorithm: str | None, file: Path | None, settings: Iterable[str], out: 
     out = out or _fresh(f"{made.algorithm_name}-{made.data.dataset}")
     refuse_existing(out)  # before data are loaded, which may take long
     federation = build_federation(made, progress=not quiet)
-    with resumable(out), Display(quiet=quiet) as display:
+    with resumable(out, _go_on(track)), Display(quiet=quiet, track=track) as display:
         summary = runner.start(made, out, federation, display.progress(made.algorithm_name, made))
     _tell(summary, out)
 
 
 def compare(
-    algorithms: list[str], file: Path | None, settings: Iterable[str], out: Path | None, *, quiet: bool
+    algorithms: list[str],
+    file: Path | None,
+    settings: Iterable[str],
+    out: Path | None,
+    *,
+    quiet: bool,
+    track: str | None,
 ) -> None:
     """Several algorithms, one directory each, one table."""
+    tracking.check(track)
     algorithms = list(ALGORITHMS) if algorithms == ["all"] else algorithms
     configs = comparison.plan(config.override(config.read(file) if file else {}, settings), algorithms)
     out = out or _fresh(f"compare-{next(iter(configs.values())).data.dataset}")
     refuse_existing(out)
-    with resumable(out), Display(quiet=quiet) as display:
+    with resumable(out, _go_on(track)), Display(quiet=quiet, track=track) as display:
         summary = comparison.compare(configs, out, display.progress, loading=not quiet)
     _tell(summary, out)
 
 
-def resume(directory: Path, *, quiet: bool) -> None:
+def resume(directory: Path, *, quiet: bool, track: str | None) -> None:
     """Whatever is left to do in a directory."""
+    tracking.check(track)
     several = comparison.is_comparison(directory)
-    with resumable(directory), Display(quiet=quiet) as display:
+    with resumable(directory, _go_on(track)), Display(quiet=quiet, track=track) as display:
         if several:
             summary = comparison.resume_comparison(directory, display.progress, loading=not quiet)
         else:
@@ -65,6 +82,11 @@ def resumable(directory: Path, how: str = "lrbpfl resume {}") -> Iterator[None]:
         if directory.exists():
             print(f"interrupted; go on with: {how.format(directory)}", file=sys.stderr)
         sys.exit(130)
+
+
+def _go_on(track: str | None) -> str:
+    """The command that goes on with a run, for a directory to be named."""
+    return "lrbpfl resume {}" + (f" --track {track}" if track else "")
 
 
 def _fresh(name: str) -> Path:

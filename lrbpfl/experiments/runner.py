@@ -29,6 +29,7 @@ SCORES = (  # what summary.json holds of `summarise`
 class Progress(NamedTuple):
     """What a front end hears while a run goes on."""
 
+    opened: Callable[[Run, Config], None] = lambda run, config: None  # its record holds the rounds done already
     client: Observer = lambda what, t, k, of: None
     round: Callable[[Round, Mapping[str, float]], None] = lambda round, pooled: None  # pooled scores, if judged
 
@@ -42,6 +43,7 @@ def resume(path: Path, progress: Progress, *, loading: bool = False) -> dict[str
     """Go on with a run that was cut off, to the bits it would have had; a finished one only tells its summary."""
     run, config = Run.open(path)
     if (path / "summary.json").exists():
+        progress.opened(run, config)
         return read_summary(path)
     return _go(run, config, build_federation(config, progress=loading), progress)
 
@@ -64,6 +66,7 @@ def _go(run: Run, config: Config, federation: Federation, progress: Progress) ->
     checkpoint = run.load_checkpoint(config, template, {k: fresh_state(federation, k) for k in federation.training})
     alphas = alphas_of_new(config.data, len(federation.training))
     run.rewind(checkpoint)
+    progress.opened(run, config)
     engine = build_engine(config, federation)
     if checkpoint:
         engine.states.update(checkpoint.states)

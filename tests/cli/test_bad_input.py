@@ -31,6 +31,7 @@ CASES = {
     "alpha of zero": (["--set", "data.partition=dirichlet", "--set", "data.alpha=0"], ["alpha", "0"]),
     "validation without a validation part": (["--set", "federation.evaluate_on=validation"], ["validation_fraction"]),
     "unusable device": (["--set", "engine.device=gpu7"], ["gpu7"]),
+    "unknown tracker": (["--track", "tensorbord"], ["tensorbord", "tensorboard", "mlflow"]),
     "no such configuration": (["--config", "none.toml"], ["none.toml"]),
     "setting without a value": (["--set", "federation.rounds"], ["section.key=value"]),
     "no such folder": (["--set", "data.dataset=./nowhere"], ["nowhere"]),
