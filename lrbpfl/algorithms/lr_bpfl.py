@@ -62,7 +62,7 @@ class LRBPFL:
 
     # Epsilon of the clients' class frequencies in the likelihood when `federation.label_prior` does not say otherwise;
     # in the paper, and so in its preset, they have no part.
-    LABEL_PRIOR: ClassVar[float] = 1.0
+    LABEL_PRIOR: ClassVar[float] = 0.1
 
     max_rank: Count = 2  # r_max; paper: 8
     adaptive_rank: bool = True  # train and prune the gates; off: every mask keeps r_max ranks

@@ -177,7 +177,7 @@ ITEMS = {
     "label-prior": Item(
         "Beyond the paper: every method with the client's label prior",
         ALL,
-        [column._replace(federation={"label_prior": 1.0}) for column in SMALL],
+        [column._replace(federation={"label_prior": 0.1}) for column in SMALL],
         (Score("ece_pooled"), *FURTHER),
     ),
 }
