@@ -32,6 +32,7 @@ class Task(NamedTuple):
     label_prior: float = 0.0  # epsilon of the client's smoothed class frequencies in the likelihood; 0 leaves them out
     public: Tensor | None = None  # unlabelled inputs at the server
     num_clients: int = 0  # that take part in training, with the ids below it; 0 if nobody said how many
+    class_names: tuple[str, ...] | None = None  # (num_classes,) for readers of results; no algorithm reads them
 
 
 class Update(NamedTuple):

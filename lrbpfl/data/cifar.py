@@ -41,6 +41,7 @@ class Archive(NamedTuple):
     files: tuple[File, ...]
     label_bytes: int  # before each image; the last of them is the label used
     num_classes: int
+    class_names: str  # a text file; reading does without it
 
     def count(self, file: File) -> int:
         """How many images the file holds."""
@@ -67,6 +68,7 @@ CIFAR10 = Archive(
     ),
     label_bytes=1,
     num_classes=10,
+    class_names="batches.meta.txt",
 )
 
 CIFAR100 = Archive(
@@ -80,6 +82,7 @@ CIFAR100 = Archive(
     ),
     label_bytes=2,
     num_classes=100,
+    class_names="fine_label_names.txt",
 )
 
 
@@ -140,7 +143,8 @@ def _unpack(archive: Archive, root: Path, progress: bool) -> None:
 
 def _extract(archive: Archive, packed: Path) -> None:
     """Take the expected files and nothing else, written aside and then moved, so that no half a file is ever read."""
-    wanted = {f"{archive.folder}/{file.name}": file.name for file in archive.files}
+    files = [file.name for file in archive.files]
+    wanted = {f"{archive.folder}/{name}" for name in (*files, archive.class_names)}
     with tempfile.TemporaryDirectory(dir=packed.parent) as name, tarfile.open(packed, "r:gz") as tar:
         aside = Path(name)
         for member in tar:
@@ -149,13 +153,13 @@ def _extract(archive: Archive, packed: Path) -> None:
             if source is not None:
                 with source, (aside / PurePosixPath(member.name).name).open("wb") as copy:
                     shutil.copyfileobj(source, copy)
-        lacking = [file for file in wanted.values() if not (aside / file).exists()]
+        lacking = [file for file in files if not (aside / file).exists()]
         if lacking:
             raise tarfile.TarError(f"it lacks {', '.join(lacking)}")
         folder = packed.parent / archive.folder
         folder.mkdir(exist_ok=True)
-        for file in wanted.values():
-            (aside / file).replace(folder / file)
+        for file in aside.iterdir():
+            file.replace(folder / file.name)
 
 
 def _fetch(archive: Archive, packed: Path, progress: bool) -> None:

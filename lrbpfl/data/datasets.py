@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lrbpfl.data import cifar
+from lrbpfl.data.class_names import read_class_names
 from lrbpfl.errors import BadInput
 
 
@@ -26,6 +27,7 @@ class Dataset(NamedTuple):
     owner: npt.NDArray[np.int64] | None = None  # (n,) which natural client each example belongs to
     client_names: tuple[str, ...] | None = None  # (clients,)
     num_test: int = 0  # so many of the last examples are the official test set; 0 if there is none
+    class_names: tuple[str, ...] | None = None  # (num_classes,) where the data name them
 
 
 def load(name: str, root: Path | None = None, *, progress: bool = False) -> Dataset:
@@ -97,13 +99,17 @@ def _digits(root: Path | None, progress: bool) -> Dataset:
 
     digits = load_digits()
     x = torch.from_numpy(digits.images).float().unsqueeze(1) / 8 - 1
-    return Dataset(name="digits", x=x, y=torch.from_numpy(digits.target).long(), num_classes=10)
+    y = torch.from_numpy(digits.target).long()
+    return Dataset(name="digits", x=x, y=y, num_classes=10, class_names=tuple("0123456789"))
 
 
 def _cifar(name: str, archive: cifar.Archive, root: Path | None, progress: bool) -> Dataset:
     """60,000 photographs, (3, 32, 32) uint8: the 50,000 official training images, then the 10,000 test images."""
-    x, y = cifar.read(archive, root or default_root(), progress=progress)
-    return Dataset(name, x, y, archive.num_classes, num_test=archive.count(archive.files[-1]))
+    root = root or default_root()
+    x, y = cifar.read(archive, root, progress=progress)
+    class_names = read_class_names(root / archive.folder / archive.class_names, archive.num_classes)
+    num_test = archive.count(archive.files[-1])
+    return Dataset(name, x, y, archive.num_classes, num_test=num_test, class_names=class_names)
 
 
 def default_root() -> Path:

@@ -1,4 +1,7 @@
-"""Your own data: a folder with one ``client-name.npz`` (arrays ``x`` and ``y``) for each client."""
+"""Your own data: a folder with one ``client-name.npz`` (arrays ``x`` and ``y``) for each client.
+
+A ``classes.txt`` beside them may name the classes.
+"""
 
 import zipfile
 import zlib
@@ -10,6 +13,7 @@ import numpy.typing as npt
 import torch
 from numpy.lib.npyio import NpzFile
 
+from lrbpfl.data.class_names import read_class_names
 from lrbpfl.data.datasets import Dataset, check
 from lrbpfl.errors import BadInput
 
@@ -27,13 +31,15 @@ def load_folder(path: Path) -> Dataset:
     clients = [_read(file) for file in files]
     _check_alike(files, [x for x, _ in clients])
     y = np.concatenate([y for _, y in clients])
+    num_classes = max(int(y.max()) + 1, 1)
     dataset = Dataset(
         name=path.resolve().name,
         x=torch.from_numpy(np.concatenate([x for x, _ in clients])),
         y=torch.from_numpy(y),
-        num_classes=max(int(y.max()) + 1, 1),
+        num_classes=num_classes,
         owner=np.repeat(np.arange(len(files)), [len(y) for _, y in clients]),
         client_names=tuple(file.stem for file in files),
+        class_names=read_class_names(path / "classes.txt", num_classes),
     )
     check(dataset)
     return dataset

@@ -61,6 +61,7 @@ def build_federation(config: Config, *, progress: bool = False) -> Federation:
         label_prior=config.federation.label_prior or 0.0,
         public=public,
         num_clients=trainers,
+        class_names=dataset.class_names,
     )
     federation = Federation(
         algorithm=config.algorithm,

@@ -35,7 +35,7 @@ def run_cells(
     """Every cell under its label, in order: finished ones as they are, others from where they were cut off.
 
     A cell that fails is told, and does not stop the others. A finished one keeps its configuration, record, summary,
-    predictions and names of clients; checkpoints go, and models unless they are to be kept.
+    predictions and names; checkpoints go, and models unless they are to be kept.
     """
     for label, config in configs.items():
         folder = cell_folder(root, config)

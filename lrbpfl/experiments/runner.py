@@ -56,8 +56,20 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 def read_client_names(path: Path) -> dict[int, str]:
     """The names of a run's clients, by their numbers; none if the run did not write them."""
-    file = path / "clients.json"
+    return _read_names(path / "clients.json")
+
+
+def read_class_names(path: Path) -> dict[int, str]:
+    """The names of a run's classes, by their numbers; none if the data did not name them."""
+    return _read_names(path / "classes.json")
+
+
+def _read_names(file: Path) -> dict[int, str]:
     return dict(enumerate(json.loads(file.read_text()))) if file.is_file() else {}
+
+
+def _write_names(file: Path, names: Iterable[str]) -> None:
+    write_file(file, (json.dumps(list(names)) + "\n").encode())
 
 
 def _go(run: Run, config: Config, federation: Federation, progress: Progress) -> dict[str, Any]:
@@ -137,8 +149,10 @@ def _lines(
 
 
 def _save_results(run: Run, federation: Federation, round: Round, alphas: Mapping[int, float]) -> None:
-    """The clients' names, the last round's predictions, and every client's own model as far as it is its own."""
-    write_file(run.path / "clients.json", (json.dumps([client.name for client in federation.clients]) + "\n").encode())
+    """Names, the last round's predictions, and every client's own model as far as it is its own."""
+    _write_names(run.path / "clients.json", (client.name for client in federation.clients))
+    if federation.task.class_names is not None:
+        _write_names(run.path / "classes.json", federation.task.class_names)
     results = {k: e.result for k, e in round.evaluations.items() if e.result}
     if results:
         write_file(run.path / "predictions.safetensors", save(_stacked(results, alphas)))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from lrbpfl.core import gates as gating
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.comparison import is_comparison, parts
-from lrbpfl.experiments.runner import read_client_names, read_summary
+from lrbpfl.experiments.runner import read_class_names, read_client_names, read_summary
 from lrbpfl.experiments.store import Run, read_tables
 from lrbpfl.metrics import Predictions, pool, reliability
 
@@ -47,6 +47,7 @@ class Client(TypedDict):
     """One client: its last scores in the record, and what is there of its predictions and ranks."""
 
     name: str
+    new_alpha: float | None  # of a new client; those that train have none
     scores: Scores
     view: View | None
     ranks: list[int] | None  # (layers,)
@@ -58,13 +59,15 @@ class Result(NamedTuple):
     name: str
     path: Path
     scores: Scores  # of summary.json
+    new: dict[float, Scores]  # of new clients, by their alpha, rising
     tables: dict[str, Any]  # of config.toml
     config: str  # config.toml as it stands
     curves: dict[str, list[tuple[int, float]]]  # round and value of each of CURVES
-    pooled: View | None
-    clients: list[Client]
-    worst: int | None  # place in `clients` of the one with the largest ECE
+    pooled: View | None  # of the training clients
+    clients: list[Client]  # new ones after those that train
+    worst: int | None  # place in `clients` of the training client with the largest ECE
     classes: int
+    class_names: dict[int, str]  # where the data name them
     layers: list[str]  # that carry a mask
     max_rank: int
     events: list[Mapping[str, Any]]  # clients that were left out, run again or not judged
@@ -137,36 +140,42 @@ def _load(path: Path) -> Result:
     tables = read_tables(path)
     try:
         ((name, scores),) = read_summary(path).items()
+        new = {float(alpha): _all_finite(of_new) for alpha, of_new in scores.pop("new", {}).items()}
         record = Run(path).read_record()
-        names = read_client_names(path)
-        predictions = _predictions(path)
+        names, class_names = read_client_names(path), read_class_names(path)
+        predictions, alphas = _predictions(path)
         ranks = {int(folder.name): _ranks(folder) for folder in sorted((path / "clients").glob("[0-9]*"))}
         config = (path / "config.toml").read_text()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise BadInput(f"{path} cannot be read as a finished run: {type(error).__name__}: {error}") from None
     layers = list(next(filter(None, ranks.values()), {}))
     scored = _client_scores(record)
+    alphas |= {line["client"]: line["new_alpha"] for line in record if "new_alpha" in line}
     clients = [
         Client(
             name=names.get(k, f"client {k}"),
+            new_alpha=alphas.get(k),
             scores=scored.get(k, {}),
             view=look(predictions[k]) if k in predictions else None,
             ranks=[rank for rank, _ in ranks[k].values()] if ranks.get(k) else None,
         )
         for k in sorted(scored.keys() | predictions.keys())
     ]
-    judged = [i for i, client in enumerate(clients) if client["scores"].get("ece") is not None]
+    trained = [p for k, p in predictions.items() if k not in alphas]
+    judged = [i for i, c in enumerate(clients) if c["new_alpha"] is None and c["scores"].get("ece") is not None]
     return Result(
         name=name,
         path=path,
-        scores={key: _finite(value) for key, value in scores.items()},
+        scores=_all_finite(scores),
+        new=dict(sorted(new.items())),
         tables=tables,
         config=config,
         curves={key: _curve(record, key) for key in CURVES},
-        pooled=look(pool(predictions.values())) if predictions else None,
+        pooled=look(pool(trained)) if trained else None,
         clients=clients,
         worst=max(judged, key=lambda i: clients[i]["scores"]["ece"], default=None),
         classes=next((p.probs.shape[1] for p in predictions.values()), 0),
+        class_names=class_names,
         layers=[layer.removesuffix(".weight") for layer in layers],
         max_rank=max((top for of_client in ranks.values() for _, top in of_client.values()), default=0),
         events=[line for line in record if "event" in line],
@@ -174,12 +183,16 @@ def _load(path: Path) -> Result:
 
 
 def _client_scores(record: Record) -> dict[int, Scores]:
-    """Every client's scores in the last round that was judged, and its mean rank when it last took part."""
-    judged = [line for line in record if "client" in line and "metric" in line and "new_alpha" not in line]
-    last = max((line["round"] for line in judged if line["metric"] == "accuracy"), default=None)
+    """Every client's scores in the last round that was judged, and its mean rank when it last took part.
+
+    New clients are judged once, whether or not any other was in that round.
+    """
+    judged = [line for line in record if "client" in line and "metric" in line]
+    rounds = [line["round"] for line in judged if line["metric"] == "accuracy" and "new_alpha" not in line]
+    last = max(rounds, default=None)
     found: dict[int, Scores] = {}
     for line in judged:
-        if line["round"] == last or line["metric"] == "rank":
+        if line["round"] == last or line["metric"] == "rank" or "new_alpha" in line:
             found.setdefault(line["client"], {})[line["metric"]] = _finite(line["value"])
     return {k: scores for k, scores in found.items() if "accuracy" in scores}
 
@@ -189,18 +202,20 @@ def _curve(record: Record, metric: str) -> list[tuple[int, float]]:
     return [(line["round"], _short(line["value"])) for line in lines if line["value"] is not None]
 
 
-def _predictions(path: Path) -> dict[int, Predictions]:
-    """Every training client's predictions in the last round, if the run kept any; new clients are left out."""
+def _predictions(path: Path) -> tuple[dict[int, Predictions], dict[int, float]]:
+    """Every client's predictions in the last round, if the run kept any, and the alphas of new clients."""
     file = path / "predictions.safetensors"
     if not file.is_file():
-        return {}
+        return {}, {}
     kept = {name: tensor.numpy() for name, tensor in load_file(file).items()}
-    found = {}
-    for k in np.unique(kept["client"][kept.get("new_alpha", np.zeros(len(kept["y"]))) == 0]).tolist():
+    found, alphas = {}, {}
+    for k in np.unique(kept["client"]).tolist():
         mine = kept["client"] == k
+        if "new_alpha" in kept and (alpha := float(kept["new_alpha"][mine][0])):
+            alphas[k] = alpha
         probs, total, aleatoric = (kept[name][mine].astype(np.float64) for name in ("probs", "total", "aleatoric"))
         found[k] = Predictions(probs=probs, y=kept["y"][mine], total=total, aleatoric=aleatoric)
-    return found
+    return found, alphas
 
 
 def _ranks(folder: Path) -> dict[str, tuple[int, int]]:
@@ -211,6 +226,10 @@ def _ranks(folder: Path) -> dict[str, tuple[int, int]]:
     with safe_open(file, framework="pt") as tensors:
         gammas = {key: tensors.get_tensor(key) for key in list(tensors.keys()) if key.startswith("gates/")}
     return {key.removeprefix("gates/"): (gating.rank(gamma), len(gamma)) for key, gamma in gammas.items()}
+
+
+def _all_finite(scores: Scores) -> Scores:
+    return {key: _finite(value) for key, value in scores.items()}
 
 
 def _finite(value: Any) -> Any:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from lrbpfl.metrics.calibration import BINS
-from lrbpfl.reports.collect import Result, View
+from lrbpfl.reports.collect import Result, Scores, View
 
 COLOURS = (  # those of page.css
     "#0072b2", "#d55e00", "#00805d", "#aa3377", "#9a7400", "#3c93c2", "#7a1f4d", "#555555", "#7d7d2a", "#332288",
@@ -35,6 +35,7 @@ def draw(results: Sequence[Result]) -> Iterator[tuple[str, bytes]]:
         figures = {"learning": _learning(results), "reliability": _reliability(results)}
         if len(results) > 1:
             figures["accuracy-ece"] = _scatter(results)
+        figures["new-clients"] = _new_clients(results)
         figures["ranks"] = _ranks(results)
         for name, figure in figures.items():
             if figure is not None:
@@ -53,6 +54,10 @@ def _colour(i: int) -> str:
     return COLOURS[i % len(COLOURS)]
 
 
+def _dashes(i: int) -> str:
+    return "--" if i // len(MARKERS) % 2 else "-"
+
+
 def _learning(results: Sequence[Result]) -> Figure | None:
     """Accuracy, NLL and ECE over rounds."""
     if not any(result.curves["accuracy"] for result in results):
@@ -63,8 +68,7 @@ def _learning(results: Sequence[Result]) -> Figure | None:
         axes = figure.add_subplot(1, 3, place + 1)
         for i, result in enumerate(results):
             rounds, values = _columns(result.curves[key], times)
-            dashed = "--" if i // len(MARKERS) % 2 else "-"
-            axes.plot(rounds, values, dashed, marker=MARKERS[i % 5], ms=4, color=_colour(i), label=result.name)
+            axes.plot(rounds, values, _dashes(i), marker=MARKERS[i % 5], ms=4, color=_colour(i), label=result.name)
             if key == "ece_pooled":
                 axes.plot(*_columns(result.curves["ece_pooled_floor"], times), ":", lw=1, color=_colour(i))
         axes.set(title=f"{label} over rounds", xlabel="round", ylabel=label, xlim=(0, None))
@@ -98,6 +102,39 @@ def _scatter(results: Sequence[Result]) -> Figure | None:
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     return figure
+
+
+def _new_clients(results: Sequence[Result]) -> Figure | None:
+    """Calibration error of new clients over alpha, one step each; that of the training clients apart, at the left."""
+    alphas = sorted({alpha for result in results for alpha in result.new})
+    if not alphas:
+        return None
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    panels = (
+        ("ece_pooled", "ece_pooled_floor", "pooled ECE, %"),
+        ("ece_worst", "ece_floor_worst", "worst client's ECE, %"),
+    )
+    for place, (key, floor, label) in enumerate(panels):
+        axes = figure.add_subplot(1, 2, place + 1)
+        for i, result in enumerate(results):
+            if result.new:
+                over = [result.new.get(alpha, {}) for alpha in alphas]
+                style: dict[str, Any] = {"marker": MARKERS[i % 5], "ms": 4, "color": _colour(i)}
+                axes.plot(range(1, 1 + len(alphas)), _percent(over, key), _dashes(i), label=result.name, **style)
+                axes.plot([0], _percent([result.scores], key), **style)
+                axes.plot(range(1, 1 + len(alphas)), _percent(over, floor), ":_", lw=1, color=_colour(i))
+                axes.plot([0], _percent([result.scores], floor), "_", color=_colour(i))
+        axes.axvline(0.5, color="#bbbbbb", lw=0.8, ls=":")
+        axes.set(xlabel="alpha", ylabel=label, xticks=range(1 + len(alphas)), title=f"new clients: {label}")
+        axes.set_xticklabels(["training", *(f"{alpha:g}" for alpha in alphas)])
+        axes.set_ylim(bottom=0)
+    figure.axes[0].legend(frameon=False)
+    return figure
+
+
+def _percent(scores: Sequence[Scores], key: str) -> list[float]:
+    """One score of each as a percentage; a gap where there is none."""
+    return [np.nan if row.get(key) is None else 100 * row[key] for row in scores]
 
 
 def _reliability(results: Sequence[Result]) -> Figure | None:
@@ -136,16 +173,17 @@ def _diagram(above: Axes, below: Axes, view: View, colour: str) -> None:
 
 
 def _ranks(results: Sequence[Result]) -> Figure | None:
-    """A map of clients and layers for each run that has masks."""
-    masked = [result for result in results if result.layers]
+    """A map of training clients and layers for each run that has masks."""
+    ranks = [[client["ranks"] for client in result.clients if client["new_alpha"] is None] for result in results]
+    masked = [(result, own) for result, own in zip(results, ranks, strict=True) if any(own)]
     if not masked:
         return None
-    height = sum(0.9 + 0.25 * len(result.layers) for result in masked)
+    height = sum(0.9 + 0.25 * len(result.layers) for result, _ in masked)
     figure = Figure(figsize=(10, height), layout="constrained")
-    for place, result in enumerate(masked):
+    for place, (result, own) in enumerate(masked):
         axes = figure.add_subplot(len(masked), 1, place + 1)
         unknown = [np.nan] * len(result.layers)
-        table = np.array([client["ranks"] or unknown for client in result.clients], dtype=float).T
+        table = np.array([of_client or unknown for of_client in own], dtype=float).T
         image = axes.imshow(table, vmin=0, vmax=result.max_rank, cmap="Blues", aspect="auto", interpolation="none")
         axes.set(yticks=range(len(result.layers)), yticklabels=result.layers, xlabel="client")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -8,6 +8,9 @@ const percent = (share, digits = 1) => (share == null ? "–" : (100 * share).to
 const plain = (value, digits = 3) => (value == null ? "–" : value.toFixed(digits));
 const colour = (run) => `--c: var(--c${run % 10})`;
 const has = (value) => value !== null && value !== undefined;
+const trained = (client) => !has(client.new_alpha);
+const known = (client) => (trained(client) ? client.name : `${client.name} (new, alpha ${client.new_alpha})`);
+const everyone = (run) => (run.clients.every(trained) ? "all clients" : "all training clients");
 
 // ---- elements ------------------------------------------------------------------------------------------------------
 
@@ -114,8 +117,8 @@ function curves(key, floor, label, showValue) {
   };
 }
 
-function legend() {
-  return RUNS.map((run, i) => html("span", {},
+function legend(runs) {
+  return runs.map((run) => [run, RUNS.indexOf(run)]).map(([run, i]) => html("span", {},
     canvas(28, 14, "", svg("path", { d: "M0 7L28 7", class: "line", style: colour(i), "stroke-dasharray": dash(i) }), mark(i, 14, 7)),
     run.name));
 }
@@ -145,6 +148,38 @@ function scatter() {
       a.drawn.push(group);
     }
     return canvas(width, 320, "Accuracy against pooled ECE", ...a.drawn);
+  };
+}
+
+// ---- new clients ---------------------------------------------------------------------------------------------------
+
+/** A score of new clients over their alphas, one step each; that of the training clients stands apart, before the first. */
+function overAlpha(key, floor, label) {
+  const alphas = [...new Set(RUNS.flatMap((run) => Object.keys(run.new).map(Number)))].sort((p, q) => p - q);
+  const lines = RUNS.map((run) => {
+    const judged = Object.entries(run.new).map(([alpha, scores]) => [1 + alphas.indexOf(Number(alpha)), scores]);
+    return (judged.length ? [[0, run.scores], ...judged] : []).filter(([, scores]) => has(scores[key]));
+  });
+  const scores = lines.flat().map(([, s]) => s);
+  if (!scores.length) return missing("No new client was judged.");
+  const y = { range: range(scores.flatMap((s) => [s[key], s[floor]]).filter(has), { from: 0, to: 1 }), label, show: wholePercent };
+  return (width) => {
+    const places = [...alphas.keys()].map((i) => i + 1);
+    const x = { range: [-0.4, alphas.length + 0.4], label: "alpha", show: (i) => (i ? String(alphas[i - 1]) : "training"), ticks: [0, ...places] };
+    const a = axes(width, 230, x, y);
+    a.drawn.push(svg("line", { x1: a.X(0.5), y1: a.top, x2: a.X(0.5), y2: a.bottom, class: "axis", "stroke-dasharray": "2 4" }));
+    lines.forEach((part, i) => {
+      const path = (name) => part.filter(([at, s]) => at && has(s[name])).map(([at, s], n) => `${n ? "L" : "M"}${a.X(at)} ${a.Y(s[name])}`).join("");
+      a.drawn.push(svg("path", { d: path(floor), class: "floor", style: colour(i) }),
+        svg("path", { d: path(key), class: "line", style: colour(i), "stroke-dasharray": dash(i) }));
+      for (const [at, s] of part) {
+        const where = at ? `new clients, alpha ${alphas[at - 1]}` : "training clients";
+        const short = has(s[floor]) ? svg("path", { d: `M${a.X(at) - 7} ${a.Y(s[floor])}h14`, class: "floor", style: colour(i) }) : null;
+        a.drawn.push(svg("g", {}, short, mark(i, a.X(at), a.Y(s[key]), 4),
+          tip(`${RUNS[i].name}, ${where}: ${percent(s[key], 2)}, floor ${percent(s[floor], 2)}`)));
+      }
+    });
+    return canvas(width, 230, `${label} over alpha`, ...a.drawn);
   };
 }
 
@@ -190,7 +225,7 @@ function diagram(run, title, note, view) {
 function diagrams() {
   RUNS.forEach((run, i) => {
     const s = run.scores;
-    diagram(i, `${run.name}: all clients`,
+    diagram(i, `${run.name}: ${everyone(run)}`,
       `ECE ${percent(s.ece_pooled, 2)}, floor ${percent(s.ece_pooled_floor, 2)}, debiased ${percent(s.ece_pooled_debiased, 2)}`, run.pooled);
     if (run.worst === null) return;
     const client = run.clients[run.worst];
@@ -201,30 +236,53 @@ function diagrams() {
 
 // ---- one client ----------------------------------------------------------------------------------------------------
 
-function confusion(view) {
+const brush = document.createElement("canvas").getContext("2d");
+brush.font = `12px ${getComputedStyle(document.body).fontFamily}`; // that of svg text
+const long = (words) => brush.measureText(words).width;
+
+/** A name, cut where it would be longer than so many pixels. */
+function cut(name, most) {
+  const letters = [...name].slice(0, 60); // more never fit
+  while (letters.length > 1 && long(letters.join("")) > most) letters.splice(-2, 2, "…");
+  return letters.join("");
+}
+
+function confusion(view, names) {
   if (!view) return missing("The predictions of this run were not kept.");
   const classes = [...new Set(view.confusion.flatMap(([label, guess]) => [label, guess]))].sort((p, q) => p - q);
-  const place = new Map(classes.map((name, i) => [name, i]));
+  const place = new Map(classes.map((label, i) => [label, i]));
+  const named = classes.length <= 10; // more are numbers on the axes, and named where the pointer is
+  const whole = (label) => (!(label in names) ? String(label) : named ? names[label] : `${label} (${names[label]})`);
+  const shown = classes.map((label) => (named ? cut(whole(label), 72) : String(label)));
+  const longest = Math.max(...shown.map(long));
   const rows = new Map();
   for (const [label, , examples] of view.confusion) rows.set(label, (rows.get(label) || 0) + examples);
   return (width) => {
-    const left = 44, size = Math.min((Math.min(width, 380) - left - 4) / classes.length, 44), end = size * classes.length;
+    const left = Math.max(28 + longest, 44), size = Math.min((Math.min(width, 380) - left - 4) / classes.length, 44), end = size * classes.length;
     const drawn = [svg("rect", { x: left, y: 4, width: end, height: end, class: "frame" })];
-    const every = Math.ceil(14 / size); // name every class if there is room, or every so many
-    classes.forEach((name, i) => {
+    const every = Math.ceil((named ? 14 : Math.max(14, longest + 5)) / size); // name every class if there is room, or every so many
+    const slanted = named && longest > size - 4, below = slanted ? 14 + 0.87 * longest : 18;
+    classes.forEach((label, i) => {
       if (i % every) return;
-      drawn.push(text(left - 6, 4 + (i + 0.5) * size + 4, name, "end"), text(left + (i + 0.5) * size, end + 18, name));
+      const [x, y] = [left + (i + 0.5) * size, 4 + (i + 0.5) * size];
+      const column = slanted
+        ? svg("text", { "text-anchor": "end", transform: `translate(${x + 4} ${end + 14}) rotate(-60)` }, shown[i])
+        : text(x, end + 18, shown[i]);
+      for (const element of [text(left - 6, y + 4, shown[i], "end"), column]) {
+        if (shown[i] !== whole(label)) element.append(tip(whole(label)));
+        drawn.push(element);
+      }
     });
     for (const [label, guess, examples] of view.confusion) {
       const [x, y, share] = [left + place.get(guess) * size, 4 + place.get(label) * size, examples / rows.get(label)];
       const cell = svg("g", {}, svg("rect", { x, y, width: size, height: size, class: "cell", "fill-opacity": 0.06 + 0.64 * share }));
       if (size >= 26 && String(examples).length * 7.5 < size) cell.append(text(x + size / 2, y + size / 2 + 4, String(examples), "middle", "strong"));
-      cell.append(tip(`class ${label} taken for ${guess}: ${examples} of ${rows.get(label)} (${percent(share)})`));
+      cell.append(tip(`class ${whole(label)} taken for ${whole(guess)}: ${examples} of ${rows.get(label)} (${percent(share)})`));
       drawn.push(cell);
     }
-    drawn.push(text(left + end / 2, end + 36, "predicted class"));
+    drawn.push(text(left + end / 2, end + below + 18, "predicted class"));
     drawn.push(svg("text", { "text-anchor": "middle", transform: `translate(11 ${4 + end / 2}) rotate(-90)` }, "true class"));
-    return canvas(Math.max(left + end + 4, 150), end + 42, "Confusion matrix", ...drawn);
+    return canvas(Math.max(left + end + 4, 150), end + below + 24, "Confusion matrix", ...drawn);
   };
 }
 
@@ -267,7 +325,7 @@ function histogram(view, classes) {
         tip(`${view[name].counts[i]} of ${view[name].examples} ${name} predictions between ${plain(from, 2)} and ${plain(to, 2)} nats`)));
     }));
     a.drawn.push(line(a.left, a.Y(0), a.right, a.Y(0), "axis"));
-    a.drawn.push(text(a.right, a.top + 10, "right", "end"), text(a.right, a.bottom - 4, "wrong", "end"));
+    a.drawn.push(text(a.right, a.top + 10, "right", "end"), text(a.left + 6, a.bottom - 4, "wrong", "start"));
     return canvas(side, 190, "Histogram of total uncertainty for right and wrong predictions", ...a.drawn);
   };
 }
@@ -293,10 +351,11 @@ function rankBars(run, ranks) {
 function rankMap(run, i) {
   return (width) => {
     const left = 10 + 7 * Math.max(...run.layers.map((name) => name.length));
-    const size = Math.max(8, Math.min(34, (width - left - 4) / run.clients.length)), tall = 24;
+    const columns = run.clients.filter(trained).length;
+    const size = Math.max(8, Math.min(34, (width - left - 4) / columns)), tall = 24;
     const drawn = run.layers.map((name, row) => text(left - 6, row * tall + 16, name, "end"));
     run.clients.forEach((client, column) => {
-      if (!client.ranks) return;
+      if (!client.ranks || !trained(client)) return;
       const strip = svg("g", { class: "clickable" }, ...client.ranks.map((rank, row) => {
         const [x, y] = [left + column * size, row * tall];
         const box = svg("rect", { x, y, width: size - 1, height: tall - 1, class: "cell", "fill-opacity": 0.08 + 0.57 * rank / run.max_rank });
@@ -306,7 +365,7 @@ function rankMap(run, i) {
       strip.addEventListener("click", () => { choose(i, column); byId("clients").scrollIntoView(); });
       drawn.push(strip);
     });
-    return canvas(left + size * run.clients.length, run.layers.length * tall, `Rank of every client and layer, ${run.name}`, ...drawn);
+    return canvas(left + size * columns, run.layers.length * tall, `Rank of every client and layer, ${run.name}`, ...drawn);
   };
 }
 
@@ -316,6 +375,7 @@ const meanRank = (client) => (client.ranks ? client.ranks.reduce((a, b) => a + b
 const bare = (digits) => (v) => (v == null ? "–" : (100 * v).toFixed(digits));
 const COLUMNS = [
   ["client", (c) => c.name, String],
+  ["new, alpha", (c) => c.new_alpha, (v) => (has(v) ? String(v) : "")],
   ["examples", (c) => c.scores.examples, (v) => plain(v, 0)],
   ["accuracy", (c) => c.scores.accuracy, bare(2)],
   ["NLL", (c) => c.scores.nll, plain],
@@ -327,7 +387,7 @@ const COLUMNS = [
   ["epistemic", (c) => c.scores.epistemic, plain],
   ["mean rank", meanRank, (v) => plain(v, 2)],
 ];
-const state = { run: 0, client: null, column: 5, rising: false }; // no client: all of them together
+const state = { run: 0, client: null, column: 6, rising: false }; // no client: all of them together
 
 function compare(p, q) {
   if (!has(p) || !has(q)) return has(q) - has(p); // what is missing stays at the end
@@ -366,8 +426,8 @@ function choose(runIndex, client) {
   const run = RUNS[runIndex];
   if (runIndex !== state.run || !byId("pick-client").options.length) {
     state.run = runIndex;
-    const all = html("option", { value: "" }, "all clients together");
-    byId("pick-client").replaceChildren(all, ...run.clients.map((c, i) => html("option", { value: i }, c.name)));
+    const all = html("option", { value: "" }, `${everyone(run)} together`);
+    byId("pick-client").replaceChildren(all, ...run.clients.map((c, i) => html("option", { value: i }, known(c))));
     state.client = client;
     table();
   }
@@ -377,11 +437,11 @@ function choose(runIndex, client) {
   for (const row of byId("client-table").tBodies[0].rows) row.classList.toggle("picked", row.dataset.client === String(client));
   const one = client === null ? null : run.clients[client];
   const s = one ? one.scores : { ...run.scores, ece: run.scores.ece_pooled, ece_floor: run.scores.ece_pooled_floor, ece_debiased: run.scores.ece_pooled_debiased };
-  byId("client-scores").textContent = `${one ? one.name : "All clients"}: accuracy ${percent(s.accuracy, 2)}, ECE ${percent(s.ece, 2)}, ` +
+  byId("client-scores").textContent = `${one ? known(one) : everyone(run).replace("a", "A")}: accuracy ${percent(s.accuracy, 2)}, ECE ${percent(s.ece, 2)}, ` +
     `floor ${percent(s.ece_floor, 2)}, debiased ${percent(s.ece_debiased, 2)}`;
   const view = one ? one.view : run.pooled;
   show(byId("client-reliability"), reliability(view, runIndex, "Reliability of the picked client"));
-  show(byId("client-confusion"), confusion(view));
+  show(byId("client-confusion"), confusion(view, run.class_names));
   show(byId("client-split"), split(view));
   show(byId("client-histogram"), histogram(view, run.classes));
   show(byId("client-ranks"), rankBars(run, one && one.ranks));
@@ -393,7 +453,7 @@ function rankMaps() {
   for (const [run, i] of masked) {
     const place = html("div", { class: "plot", tabindex: 0 });
     byId("rank-maps").append(html("figure", {}, html("figcaption", {}, `Rank of every client and layer: ${run.name}`),
-      html("p", { class: "note" }, `Columns: ${run.clients.length} clients. Shade: open gates, 1 to ${run.max_rank}. A click picks the client.`), place));
+      html("p", { class: "note" }, `Columns: ${run.clients.filter(trained).length} ${everyone(run).replace("all ", "")}. Shade: open gates, 1 to ${run.max_rank}. A click picks the client.`), place));
     show(place, rankMap(run, i));
   }
 }
@@ -410,11 +470,16 @@ window.addEventListener("beforeprint", () => document.querySelectorAll("details"
 
 nameTheme();
 if (RUNS.length > 1) show(byId("scatter"), scatter());
-byId("legend").append(...legend());
+byId("legend").append(...legend(RUNS));
 show(byId("curve-accuracy"), curves("accuracy", null, "accuracy, %", (v) => percent(v, 2)));
 show(byId("curve-nll"), curves("nll", null, "NLL, nats", plain));
 show(byId("curve-ece"), curves("ece_pooled", "ece_pooled_floor", "pooled ECE, %", (v) => percent(v, 2)));
 performance.mark("first figures");
+if (byId("new-clients")) {
+  byId("new-legend").append(...legend(RUNS.filter((run) => Object.keys(run.new).length)));
+  show(byId("new-ece"), overAlpha("ece_pooled", "ece_pooled_floor", "pooled ECE, %"));
+  show(byId("new-worst"), overAlpha("ece_worst", "ece_floor_worst", "worst client's ECE, %"));
+}
 diagrams();
 byId("pick-run").append(...RUNS.map((run, i) => html("option", { value: i }, run.name)));
 byId("pick-run").addEventListener("change", (event) => choose(Number(event.target.value), null));

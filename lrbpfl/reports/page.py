@@ -4,19 +4,21 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from lrbpfl.metrics.calibration import BINS
-from lrbpfl.reports.collect import Result, differing
+from lrbpfl.reports.collect import Result, Scores, differing
 
 BEST: dict[str, Callable[[Iterable[float]], float]] = {  # which end of a column is the good one
     "accuracy": max, "nll": min, "brier": min, "ece_pooled": min, "ece_pooled_debiased": min, "ece_mean": min,
     "ece_worst": min,
 }  # fmt: skip
-DRAWN = ("name", "scores", "curves", "pooled", "clients", "worst", "classes", "layers", "max_rank")
+DRAWN = (
+    "name", "scores", "new", "curves", "pooled", "clients", "worst", "classes", "class_names", "layers", "max_rank",
+)  # fmt: skip
 EVENTS = 50  # shown at most
 
 
@@ -29,6 +31,7 @@ def render(results: Sequence[Result]) -> str:
         results=results,
         some=results[0],
         best=_best([result.scores for result in results]),
+        groups=_groups(results),
         differing=differing(results),
         events=[(result.name, event) for result in results for event in result.events],
         most_events=EVENTS,
@@ -69,6 +72,24 @@ def _title(results: Sequence[Result]) -> str:
     what = ", ".join(names) if len(names) <= 3 else f"{len(names)} runs"
     datasets = {Path(result.tables.get("data", {}).get("dataset", "unknown data")).name for result in results}
     return f"{what} on {', '.join(sorted(datasets))}"
+
+
+class Group(NamedTuple):
+    """The runs beside each other on the same clients: those that train, or the new ones of one alpha."""
+
+    label: str
+    rows: list[tuple[int, str, Scores]]  # place among all runs, name, scores
+    best: dict[str, float | None]
+
+
+def _groups(results: Sequence[Result]) -> list[Group]:
+    """Of the runs with new clients, the training clients and then each alpha; nothing if there is no such run."""
+    runs = [(i, result) for i, result in enumerate(results) if result.new]
+    found = [("training", [(i, result.name, result.scores) for i, result in runs])] if runs else []
+    for alpha in sorted({alpha for _, result in runs for alpha in result.new}):
+        rows = [(i, result.name, result.new[alpha]) for i, result in runs if alpha in result.new]
+        found.append((f"{alpha:g}", rows))
+    return [Group(label, rows, _best([scores for *_, scores in rows])) for label, rows in found]
 
 
 def _best(scores: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

@@ -34,7 +34,7 @@ def tiny(label_bytes: int = 1, url: str = "http://127.0.0.1:9/tiny.tar.gz") -> t
         rows[:, :label_bytes] %= 10
         contents[name] = rows.tobytes()
     files = tuple(File(name, len(content), digest(content)) for name, content in contents.items())
-    return Archive(url, 0, "", "tiny-bin", files, label_bytes, 10), contents
+    return Archive(url, 0, "", "tiny-bin", files, label_bytes, 10, "names.txt"), contents
 
 
 def write(archive: Archive, contents: dict[str, bytes], root: Path) -> None:
@@ -153,12 +153,14 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("progress", [True, False])
 def test_downloads_and_unpacks(tmp_path: Path, server: Server, progress: bool) -> None:
-    archive, contents = offered(server, extra={"../evil.bin": b"evil", "tiny-bin/notes.txt": b"notes"})
+    extra = {"../evil.bin": b"evil", "tiny-bin/notes.txt": b"notes", "tiny-bin/names.txt": b"names"}
+    archive, contents = offered(server, extra=extra)
     root = tmp_path / "not" / "yet"
     x, _ = read(archive, root, progress=progress)
     assert len(x) == 2 * IMAGES
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()} == {
         "not/yet/tiny-bin/first.bin",
+        "not/yet/tiny-bin/names.txt",
         "not/yet/tiny-bin/second.bin",
     }
     assert (root / "tiny-bin" / "first.bin").read_bytes() == contents["first.bin"]
@@ -259,3 +261,6 @@ def test_the_official_files(name: str, archive: Archive) -> None:
     counts = torch.bincount(dataset.y[:50_000])
     assert counts.tolist() == [50_000 // archive.num_classes] * archive.num_classes
     assert torch.bincount(dataset.y).tolist() == [60_000 // archive.num_classes] * archive.num_classes
+    if (Path(root) / archive.folder / archive.class_names).exists():
+        ends = {"cifar10": ("airplane", "truck"), "cifar100": ("apple", "worm")}[name]
+        assert dataset.class_names and (dataset.class_names[0], dataset.class_names[-1]) == ends

@@ -21,6 +21,7 @@ def test_digits() -> None:
     assert dataset.x.shape == (1797, 1, 8, 8) and dataset.x.dtype == torch.float32
     assert dataset.x.min() == -1 and dataset.x.max() == 1
     assert dataset.y.shape == (1797,) and set(dataset.y.tolist()) == set(range(10))
+    assert dataset.class_names == tuple("0123456789")
     check(dataset)
 
 
@@ -32,7 +33,10 @@ def test_cifar_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = load("cifar10")
     assert (dataset.name, dataset.num_classes, dataset.num_test) == ("cifar10", 10, 40)  # the last of two files
     assert torch.equal(dataset.x, load("cifar10", tmp_path).x)
+    assert dataset.class_names is None
     check(dataset)
+    (tmp_path / archive.folder / "names.txt").write_text("".join(f"thing {k}\n" for k in range(10)) + "\n")
+    assert load("cifar10").class_names == tuple(f"thing {k}" for k in range(10))
 
 
 def test_the_cache_is_thedefault_root(monkeypatch: pytest.MonkeyPatch) -> None:

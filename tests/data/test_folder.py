@@ -144,3 +144,14 @@ def test_a_bad_file_is_named(tmp_path: Path, spoil: Callable[[Path], None], word
     spoil(tmp_path / "zoe.npz")
     with pytest.raises(BadInput, match=rf"zoe\.npz .*{words}"):
         load_folder(tmp_path)
+
+
+def test_a_file_beside_the_clients_may_name_the_classes(tmp_path: Path) -> None:
+    save(tmp_path, "anna", GOOD, [0, 2])
+    assert load_folder(tmp_path).class_names is None
+    (tmp_path / "classes.txt").write_text("cat\ndog\nowl\n")
+    dataset = load_folder(tmp_path)
+    assert (dataset.class_names, dataset.client_names, dataset.num_classes) == (("cat", "dog", "owl"), ("anna",), 3)
+    (tmp_path / "classes.txt").write_text("cat\ndog\nowl\nfox\n")
+    with pytest.raises(BadInput, match=r"classes\.txt names 4 classes"):
+        load_folder(tmp_path)

@@ -1,6 +1,7 @@
 """A run writes what it promises."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +19,10 @@ from lrbpfl.core.descent import Data
 from lrbpfl.core.network import Params
 from lrbpfl.engines.work import evaluate_client
 from lrbpfl.experiments.build import build_federation
-from lrbpfl.experiments.runner import Progress, read_client_names, read_summary, resume, start
+from lrbpfl.experiments.runner import Progress, read_class_names, read_client_names, read_summary, resume, start
 from lrbpfl.experiments.store import Run
 from lrbpfl.trees import Tree
-from tests.experiments.conftest import NAMES, Configure, files, run
+from tests.experiments.conftest import NAMES, Configure, assert_same, contents, files, run
 
 SCORES = {"accuracy", "nll", "brier", "ece_pooled", "mce_pooled", "ece_mean", "ece_worst", "ece_floor_mean"}
 SCORES |= {"ece_debiased_mean", "bytes_up", "bytes_down", "parameters", "seconds"}
@@ -116,6 +117,21 @@ def test_the_record_has_a_line_for_every_round_client_and_metric(finished: Path)
     assert all(last[name] == scores[name] for name in ("accuracy", "nll", "ece_pooled", "ece_worst"))
     seconds = [line["value"] for line in record if line.get("metric") == "seconds"]
     assert scores["seconds"] == pytest.approx(sum(seconds)) and len(seconds) == 4
+
+
+def test_the_names_of_the_classes_are_kept_and_change_no_number(
+    configure: Configure, folder: Path, tmp_path: Path
+) -> None:
+    sites = tmp_path / "sites"
+    shutil.copytree(folder, sites)
+    config = configure(data={"dataset": str(sites)})
+    run(config, tmp_path / "bare")
+    assert read_class_names(tmp_path / "bare") == {}
+    (sites / "classes.txt").write_text("ill\nwell\nnaïve\n", encoding="utf-8")
+    run(config, tmp_path / "named")
+    assert read_class_names(tmp_path / "named") == {0: "ill", 1: "well", 2: "naïve"}
+    (tmp_path / "named" / "classes.json").unlink()
+    assert_same(tmp_path / "named", contents(tmp_path / "bare"))
 
 
 def test_a_finished_run_is_told_and_not_touched(finished: Path) -> None:

@@ -30,38 +30,60 @@ def write_run(
     classes: int = 4,
     examples: int = 60,
     names: Sequence[str] | None = None,
+    new: Sequence[float] = (),
+    class_names: Sequence[str] | None = None,
     layers: Sequence[str] = (),
     federation: dict[str, Any] | None = None,
 ) -> Path:
-    """A finished run with random predictions; with layers, client k has rank 1 + k % 3 of 3 in each."""
+    """A finished run with random predictions, and two new clients of each alpha in `new`.
+
+    With layers, client k has rank 1 + k % 3 of 3 in each.
+    """
     settings = {"rounds": ROUNDS, "cohort": 2, "evaluate_every": 2, **(federation or {})}
     config = parse({"data": {"clients": clients}, "federation": settings, "algorithm": {"name": algorithm}})
     run = Run.create(path, config)
-    predictions = {k: _predictions(k, classes, examples) for k in range(clients)}
+    alphas = {clients + i: alpha for i, alpha in enumerate(np.repeat(new, 2).tolist())}
+    predictions = {k: _predictions(k, classes, examples) for k in range(clients + len(alphas))}
     per_client = {k: scores(p, seed=0, path=(k,)) for k, p in predictions.items()}
-    pooled = summarise(predictions, per_client, seed=0)
+
+    def pool(alpha: float | None) -> dict[str, float]:
+        some = [k for k in predictions if alphas.get(k) == alpha]
+        return summarise({k: predictions[k] for k in some}, {k: per_client[k] for k in some}, seed=0)
+
+    pooled = pool(None)
     for t in (2, ROUNDS):
-        rows = [(k, metric, value) for k, own in per_client.items() for metric, value in own.items()]
-        run.record({"round": t, "client": k, "metric": metric, "value": value} for k, metric, value in rows)
+        for k, own in per_client.items():
+            about = {"round": t, "client": k, **({"new_alpha": alphas[k]} if k in alphas else {})}
+            if t == ROUNDS or k not in alphas:
+                run.record({**about, "metric": metric, "value": value} for metric, value in own.items())
         run.record({"round": t, "metric": metric, "value": value} for metric, value in pooled.items())
     costs = {"bytes_up": 2e6, "bytes_down": 1e6, "seconds": 12.5, "parameters": 1234, "events": 0}
-    whole = {**pooled, **costs, "evaluated": "each client's own model after round 4, on its own test split"}
+    whole: dict[str, Any] = {
+        **pooled,
+        **costs,
+        "evaluated": "each client's own model after round 4, on its own test split",
+    }
     stacked = {
-        "client": np.repeat(np.arange(clients), examples),
+        "client": np.repeat(np.arange(len(predictions)), examples),
         "y": np.concatenate([p.y for p in predictions.values()]),
         **{
             field: np.concatenate([getattr(p, field) for p in predictions.values()]).astype(np.float32)
             for field in ("probs", "total", "aleatoric")
         },
     }
+    if new:
+        whole["new"] = {str(alpha): pool(alpha) for alpha in new}
+        stacked["new_alpha"] = np.repeat([alphas.get(k, 0.0) for k in predictions], examples)
     save_file({name: torch.from_numpy(array) for name, array in stacked.items()}, path / "predictions.safetensors")
-    for k in range(clients if layers else 0):
+    for k in predictions if layers else ():
         (path / "clients" / f"{k:05d}").mkdir(parents=True)
         gamma = torch.tensor([math.inf, 3.5, 3.5])
         gamma[1 + k % 3 :] = -math.inf
         save_file({f"gates/{name}": gamma.clone() for name in layers}, path / f"clients/{k:05d}/personal.safetensors")
     if names:
         (path / "clients.json").write_text(json.dumps(list(names)))
+    if class_names:
+        (path / "classes.json").write_text(json.dumps(list(class_names)))
     (path / "summary.json").write_text(json.dumps({algorithm: whole}))
     return path
 

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.store import Run
 from lrbpfl.reports.collect import collect, differing
 from tests.reports.conftest import write_run
+
+FILES = {"summary.json", "metrics.jsonl", "predictions.safetensors", "clients.json", "classes.json"}
 
 
 def test_the_bins_add_up_to_the_recorded_ece(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_other_conditions_are_found_but_for_those_that_change_no_number(tmp_path
     assert differing(collect([one, other])) == ["federation.seed"]
 
 
-@pytest.mark.parametrize("file", ["summary.json", "metrics.jsonl", "predictions.safetensors", "clients.json"])
+@pytest.mark.parametrize("file", sorted(FILES))
 def test_a_damaged_file_is_told_in_a_sentence(tmp_path: Path, file: str) -> None:
     path = write_run(tmp_path / "run")
     (path / file).write_bytes(b"{damaged")
@@ -143,15 +145,43 @@ def test_a_damaged_file_is_told_in_a_sentence(tmp_path: Path, file: str) -> None
         collect([path])
 
 
-def test_new_clients_are_not_among_the_clients_of_the_page(tmp_path: Path) -> None:
-    """They are judged, too, but the scores and figures are about those who trained."""
-    path = write_run(tmp_path / "run", clients=4)
-    (whole,) = collect([path])
-    kept = load_file(path / "predictions.safetensors")
-    save_file({**kept, "new_alpha": np.where(kept["client"] == 3, 0.5, 0.0)}, path / "predictions.safetensors")
-    lines = [{**line, "new_alpha": 0.5} if line.get("client") == 3 else line for line in Run(path).read_record()]
-    Run(path).metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+def test_new_clients_stand_apart(tmp_path: Path) -> None:
+    """They are judged, too, but the pooled figures and the worst client are of those who trained."""
+    names = [*"abc", "new-1", "new-2", "new-3", "new-4"]
+    (without,) = collect([write_run(tmp_path / "without", names=names)])
+    path = write_run(tmp_path / "run", new=(1.0, 0.5), names=names)
     (result,) = collect([path])
-    assert result.clients == whole.clients[:3]
-    assert result.pooled is not None
-    assert sum(examples for _, examples, _, _ in result.pooled["bins"]) == 180
+    assert (result.pooled, result.worst, result.scores) == (without.pooled, without.worst, without.scores)
+    assert result.clients[:3] == without.clients
+    assert [(client["name"], client["new_alpha"]) for client in result.clients[3:]] == [
+        ("new-1", 1.0), ("new-2", 1.0), ("new-3", 0.5), ("new-4", 0.5)
+    ]  # fmt: skip
+    assert max(client["scores"]["ece"] for client in result.clients[3:]) > result.scores["ece_worst"]
+    recorded = json.loads((path / "summary.json").read_text())["fedavg"]["new"]
+    assert list(result.new) == [0.5, 1.0]
+    assert result.new[0.5] == pytest.approx(recorded["0.5"], rel=1e-5)
+
+
+@pytest.mark.parametrize("gone", ["metrics.jsonl", "predictions.safetensors"])
+def test_a_new_client_is_known_from_either_file(tmp_path: Path, gone: str) -> None:
+    path = write_run(tmp_path / "run", new=(0.5,))
+    (path / gone).unlink()
+    (result,) = collect([path])
+    assert [client["new_alpha"] for client in result.clients] == [None, None, None, 0.5, 0.5]
+    if result.pooled:
+        assert sum(examples for _, examples, _, _ in result.pooled["bins"]) == 180
+
+
+def test_a_score_of_new_clients_that_is_no_number_is_left_blank(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", new=(0.5,))
+    summary = json.loads((path / "summary.json").read_text())
+    summary["fedavg"]["new"]["0.5"]["nll"] = float("inf")
+    (path / "summary.json").write_text(json.dumps(summary))
+    (result,) = collect([path])
+    assert result.new[0.5]["nll"] is None
+
+
+def test_classes_have_their_names_where_the_run_wrote_them(tmp_path: Path) -> None:
+    named = write_run(tmp_path / "named", class_names=["cat", "dog", "owl", "fox"])
+    first, second = collect([named, write_run(tmp_path / "bare")])
+    assert first.class_names == {0: "cat", 1: "dog", 2: "owl", 3: "fox"} and second.class_names == {}

@@ -1,5 +1,6 @@
 """The figures as files."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,14 @@ from lrbpfl.reports.collect import collect
 from lrbpfl.reports.figures import draw
 from tests.reports.conftest import write_run
 
+ARMS: dict[str, tuple[float, ...]] = {"fedavg": (0.1, 1.0), "local": (0.5, 1.0), "fedbe": ()}
+
 
 def test_every_figure_comes_as_png_and_svg(tmp_path: Path) -> None:
-    masked = write_run(tmp_path / "one", algorithm="lr-bpfl", layers=["fc.weight"], names=3 * [r"$\nothing$"])
+    names = 5 * [r"$\nothing$"]
+    masked = write_run(tmp_path / "one", algorithm="lr-bpfl", layers=["fc.weight"], names=names, new=(0.25,))
     files = dict(draw(collect([masked, write_run(tmp_path / "two")])))
-    stems = ("learning", "reliability", "accuracy-ece", "ranks")
+    stems = ("learning", "reliability", "accuracy-ece", "new-clients", "ranks")
     assert set(files) == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}
     for name, data in files.items():
         assert data.startswith(b"\x89PNG") if name.endswith("png") else b"<svg" in data
@@ -29,3 +33,12 @@ def test_a_figure_without_numbers_is_left_out(tmp_path: Path, gone: str, left: s
     path = write_run(tmp_path / "run")
     (path / gone).unlink()
     assert {Path(name).stem for name, _ in draw(collect([path]))} == {left}
+
+
+def test_new_clients_are_drawn_over_all_alphas_beside_those_that_trained(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, algorithm=name, new=new) for name, new in ARMS.items()]
+    svg = dict(draw(collect(runs)))["new-clients.svg"].decode()
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    left = words[: words.index("alpha")]
+    assert left == ["training", "0.1", "0.5", "1"]
+    assert {"fedavg", "local"} <= set(words) and "fedbe" not in words

@@ -120,12 +120,129 @@ def test_the_rank_map_shows_open_gates_and_picks(both: Path, opened: Open) -> No
     assert page.locator("#pick-client").input_value() == "5"
 
 
+@pytest.fixture(scope="module")
+def newcomers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs with new clients of two alphas each, and one without."""
+    folder = tmp_path_factory.mktemp("newcomers")
+    first = write_run(folder / "one", algorithm="lr-bpfl", new=(0.1, 1.0), layers=("fc.weight",))
+    second = write_run(folder / "two", new=(0.1, 0.5), clients=5)
+    return write_page([first, second, write_run(folder / "three", algorithm="local")], folder / "page.html")
+
+
+def test_new_clients_have_a_table_of_the_recorded_numbers(newcomers: Path, opened: Open) -> None:
+    page = opened(newcomers)
+    groups = page.locator("#new-clients tbody").all()
+    words = [row.inner_text().split() for group in groups for row in group.locator("tr").all()]
+    assert [row[0] for row in words] == ["training", "fedavg", "0.1", "fedavg", "0.5", "1"]
+    recorded = json.loads((newcomers.parent / "two" / "summary.json").read_text())["fedavg"]
+    for row, own in (
+        (words[1][1:], recorded),
+        (words[3][1:], recorded["new"]["0.1"]),
+        (words[4][2:], recorded["new"]["0.5"]),
+    ):
+        eces = [f"{100 * own[key]:.2f}" for key in ("ece_pooled", "ece_pooled_floor", "ece_worst", "ece_floor_worst")]
+        assert row == [f"{100 * own['accuracy']:.2f}", f"{own['nll']:.3f}", *eces]
+    best = min(json.loads((newcomers.parent / run / "summary.json").read_text())[name]["new"]["0.1"]["nll"]
+               for run, name in (("one", "lr-bpfl"), ("two", "fedavg")))  # fmt: skip
+    assert f"{best:.3f}" in groups[1].locator(".best").all_inner_texts()
+    assert groups[2].locator(".best").count() == 0  # nobody to be better than
+    page.locator("nav a", has_text="New clients").click()
+
+
+def test_new_clients_are_drawn_over_alpha(newcomers: Path, opened: Open) -> None:
+    page = opened(newcomers)
+    recorded = json.loads((newcomers.parent / "two" / "summary.json").read_text())["fedavg"]
+    for place, key, floor in (
+        ("#new-ece", "ece_pooled", "ece_pooled_floor"),
+        ("#new-worst", "ece_worst", "ece_floor_worst"),
+    ):
+        words = page.locator(f"{place} title").all_text_contents()
+        parts = {"training clients": recorded} | {f"new clients, alpha {a}": recorded["new"][a] for a in ("0.1", "0.5")}
+        assert [line for line in words if line.startswith("fedavg")] == [
+            f"fedavg, {who}: {100 * own[key]:.2f} %, floor {100 * own[floor]:.2f} %" for who, own in parts.items()
+        ]
+        assert not [line for line in words if line.startswith("local")]
+        ticks = page.locator(f"{place} svg > text").all_text_contents()
+        assert ticks[-6:-2] == ["training", "0.1", "0.5", "1"]
+    assert page.locator("#new-legend").inner_text().split() == ["lr-bpfl", "fedavg"]
+
+
+def test_new_clients_can_be_picked_and_are_marked(newcomers: Path, opened: Open) -> None:
+    page = opened(newcomers)
+    options = page.locator("#pick-client option").all_text_contents()
+    marked = [
+        "client 3 (new, alpha 0.1)",
+        "client 4 (new, alpha 0.1)",
+        "client 5 (new, alpha 1)",
+        "client 6 (new, alpha 1)",
+    ]
+    assert options == ["all training clients together", *(f"client {k}" for k in range(3)), *marked]
+    heading(page, "new, alpha")
+    assert column(page, 2) == ["1", "1", "0.1", "0.1", "", "", ""]
+    page.locator("#client-table tbody tr", has_text="client 4").click()
+    assert "client 4 (new, alpha 0.1): accuracy" in page.locator("#client-scores").inner_text()
+    assert page.locator("#client-ranks title").all_text_contents() == ["fc: 2 of 3 gates open"]
+    page.locator("#pick-client").select_option(label="all training clients together")
+    assert "All training clients: accuracy" in page.locator("#client-scores").inner_text()
+    counted = page.locator("#client-confusion title").all_text_contents()
+    assert sum(int(words.split(": ")[1].split(" of ")[0]) for words in counted) == 3 * 60
+    assert page.locator("#rank-maps title").count() == 3  # of those that trained
+    page.locator("#pick-run").select_option(label="local")
+    assert page.locator("#client-table th", has_text="alpha").count() == 0
+
+
+def test_a_page_without_new_clients_does_not_speak_of_them(both: Path, opened: Open) -> None:
+    page = opened(both)
+    assert page.locator("#new-clients").count() == 0
+    assert "new" not in page.locator("body").inner_text().lower().split()
+    assert page.locator("#pick-client option").first.inner_text() == "all clients together"
+
+
+ANIMALS = ("cat", "<b>dog", "a hamster with an extraordinarily long name", "owl")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_confusion_matrix_names_the_classes(tmp_path: Path, opened: Open, width: int) -> None:
+    page = opened(write_page([write_run(tmp_path / "run", class_names=ANIMALS)], tmp_path / "page.html"), width=width)
+    page.locator("#pick-client").select_option(label="all clients together")
+    matrix = page.locator("#client-confusion")
+    rows, columns = (matrix.locator("svg > text").all()[start:8:2] for start in (0, 1))
+    for labels in (rows, columns):
+        shown = [label.evaluate("label => label.firstChild.data") for label in labels]
+        assert shown[:2] + shown[3:] == ["cat", "<b>dog", "owl"]
+        assert shown[2].startswith("a ham") and shown[2].endswith("…")
+        assert labels[2].locator("title").text_content() == ANIMALS[2]
+        assert labels[0].locator("title").count() == 0
+    titles = matrix.locator("g title").all_text_contents()
+    assert titles[0].startswith("class cat taken for cat: ")
+    assert any(f"class owl taken for {ANIMALS[2]}: " in title for title in titles)
+    frame = matrix.locator("svg").bounding_box()
+    for label in [*rows, *columns]:
+        box = label.bounding_box()
+        assert frame and box and frame["x"] <= box["x"] and box["y"] + box["height"] <= frame["y"] + frame["height"]
+    assert page.locator("#client b").count() == 0
+
+
+def test_many_classes_have_numbers_on_the_axes_and_names_in_words(tmp_path: Path, opened: Open) -> None:
+    names = [f"kind {k}" for k in range(20)]
+    run = write_run(tmp_path / "run", classes=20, examples=400, class_names=names)
+    matrix = opened(write_page([run], tmp_path / "page.html")).locator("#client-confusion")
+    assert matrix.locator("svg > text").first.evaluate("label => label.firstChild.data") == "0"
+    assert "class 0 (kind 0) taken for 0 (kind 0): " in matrix.locator("g title").all_text_contents()[0]
+
+
+def test_classes_without_names_are_numbers(both: Path, opened: Open) -> None:
+    titles = opened(both).locator("#client-confusion title").all_text_contents()
+    assert titles[0].startswith("class 0 taken for 0: ")
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_never_scrolls_sideways(tmp_path: Path, opened: Open, width: int) -> None:
     long = [f"site-{'very-' * 30}{k}" for k in range(30)]
     paths = [tmp_path / (letter * 200) for letter in "ab"]
     for path in paths:
-        write_run(path, algorithm="lr-bpfl", clients=30, classes=30, names=long, layers=["fc.weight"])
+        alphas = (0.1, 0.25, 0.5, 0.75, 1.0)
+        write_run(path, algorithm="lr-bpfl", clients=30, classes=30, names=long, layers=["fc.weight"], new=alphas)
     page = opened(write_page(paths, tmp_path / "page.html"), width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.body.getBoundingClientRect().right") <= width
