@@ -76,7 +76,7 @@ class LRBPFL:
     mask_bias: bool = False  # the bias as one more input of the masked matrix; paper: unspecified
     warm_start: bool = False  # keep phi, psi from round to round; Algorithm 1 starts them afresh
     samples: Count = 2  # C in training; paper: 4
-    predict_samples: Count = 4  # C at prediction; paper: 4
+    predict_samples: Count = 16  # C at prediction; paper: 4
     update: Literal["coordinate", "joint"] = "coordinate"  # masks first, then W (paper), or both at once (its ablation)
     mask_steps: Steps = 10  # T_L, steps on (phi, psi, gamma) a round; paper: 20
     model_steps: Steps = 20  # steps on W under the adapted mask; Algorithm 1: 1
@@ -84,7 +84,7 @@ class LRBPFL:
     adapt_holdout: Probability = 0.0  # share of a client's data that picks 0, 1/4, 1/2 or all of adapt_steps; 0: all
     batch_size: Count = 32  # B; paper: 32
     mask_lr: NonNegative = 0.01  # eta of phi, psi; paper: 0.01
-    adapt_lr: NonNegative = 0.003  # the same before a client predicts; paper: unspecified
+    adapt_lr: NonNegative = 0.001  # the same before a client predicts; paper: unspecified
     gate_lr: NonNegative = 0.5  # eta of gamma; paper: 0.001
     model_lr: NonNegative = 0.01  # eta of W; paper: 0.001
     mask_optimiser: OptimiserName = "adam"  # of phi, psi; paper: gradient descent
@@ -95,12 +95,13 @@ class LRBPFL:
     server_lr: NonNegative = 1.0  # of the server's step towards the mean; paper: 1
     weights: Weights = "kaiming"  # of W^0; paper: unspecified
     init_spread: NonNegative = 0.01  # standard deviation of the initial means around 1 / sqrt(r_k); paper: unspecified
-    init_std: Positive = 0.05  # initial standard deviation of the posterior; paper: unspecified
+    init_std: Positive = 0.15  # initial standard deviation of the posterior; paper: unspecified
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
             "max_rank": 8,
             "samples": 4,
+            "predict_samples": 4,
             "mask_steps": 20,
             "model_steps": 1,
             "gate_lr": 0.001,
@@ -109,6 +110,7 @@ class LRBPFL:
             "model_optimiser": "sgd",
             "adapt_steps": 20,
             "adapt_lr": 0.01,
+            "init_std": 0.05,
         }
     }
 

@@ -62,7 +62,7 @@ def test_masks_go_where_they_are_asked_for(kind: LayerKind, expected: list[str])
     upload, kept, _ = algorithm.client_update(task, server.W, client, data, generator(0))
     assert list(kept.gates) == [f"{name}.weight" for name in expected]
     assert list(upload) == list(server.W)
-    assert predict(algorithm, task, server.W, kept, data, data.x).shape == (4, 8, CLASSES)
+    assert predict(algorithm, task, server.W, kept, data, data.x).shape == (algorithm.predict_samples, 8, CLASSES)
 
 
 def test_a_model_without_such_a_layer_is_refused(toy: Toy) -> None:
