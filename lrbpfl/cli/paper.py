@@ -57,7 +57,7 @@ def run(
         _plan(cells, out, workers or cores(), overhead=paper.OVERHEAD in names)
         return
     failures = []
-    with resumable(out, "the same command"), Display(quiet=quiet) as display:
+    with resumable(out, "the same command"), Display(quiet=quiet, many=True) as display:
         if paper.OVERHEAD in names:
             _measure_overhead(out)
         for label, cell in run_cells(out, cells, display.progress, loading=not quiet, keep_models=_has_masks):
@@ -112,7 +112,7 @@ def _cells(names: Sequence[str], scale: str, seeds: int, workers: int, only: Seq
             for run in paper.runs(name, scale, [seed], workers):
                 if run.row.name in rows and run.column.name in columns:
                     found.setdefault(fingerprint(run.config), (f"{name}: {run.label}", run.config))
-    return dict(found.values())
+    return {f"{i}/{len(found)} {label}": config for i, (label, config) in enumerate(found.values(), start=1)}
 
 
 def _has_masks(config: Config) -> bool:

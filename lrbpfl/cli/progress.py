@@ -24,8 +24,9 @@ LINES_EVERY = 30.0  # seconds between plain lines of rounds that were not judged
 class Display:
     """A rich progress bar, or plain lines if asked for or if nobody looks at a terminal."""
 
-    def __init__(self, *, quiet: bool, track: str | None = None) -> None:
+    def __init__(self, *, quiet: bool, track: str | None = None, many: bool = False) -> None:
         self.track = track
+        self.many = many  # runs: the bar of a finished one makes room for the next
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.plain = quiet or not self.console.is_terminal
         self.bar = Progress(
@@ -88,6 +89,8 @@ class _Listener:
 
     def _show(self, *, completed: int, now: str) -> None:
         if self.task is None:  # a run that is finished already shows no bar
+            for task in self.display.bar.task_ids if self.display.many else ():
+                self.display.bar.remove_task(task)
             self.task = self.display.bar.add_task(self.name, total=self.rounds, now="", scores="")
         self.display.bar.update(self.task, completed=completed, now=now, scores=self.scores)
 

@@ -30,7 +30,7 @@ def tune(
     trials = tuning.plan(tables, vary, grid=grid, seeds=seeds)
     some = trials[0].configs[0]
     out = out or Path("runs") / f"tune-{some.algorithm_name}-{Path(some.data.dataset).name}".replace(":", "-")
-    with resumable(out, "the same command"), Display(quiet=quiet) as display:
+    with resumable(out, "the same command"), Display(quiet=quiet, many=True) as display:
         rows = list(tuning.search(out, trials, display.progress, loading=not quiet))
     console = Console()
     if not console.is_terminal:

@@ -257,6 +257,9 @@ def _config(row: Row, column: Column, scale: Scale, seed: int, workers: int) -> 
 
 # Rates that validation data favour in federations of this size, where they are not the defaults: docs/recipe.md.
 TUNED: dict[str, dict[str, Any]] = {
+    "fedavg": {"weights": "kaiming"},
+    "fedbe": {"weights": "kaiming", "lr": 0.1},
+    "metavd": {"weights": "kaiming", "lr": 0.05},
     "per-fedavg": {"weights": "kaiming", "beta": 0.05},
     "fedavg-ft": {"weights": "kaiming", "ft_lr": 0.005},
 }

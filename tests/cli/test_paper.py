@@ -58,7 +58,7 @@ def test_a_failed_run_is_told_and_stops_no_other(
     bad = Column("nowhere", {"dataset": str(tmp_path / "nowhere")}, {"model": "mlp"})
     monkeypatch.setitem(paper.ITEMS, "toy", item._replace(columns=[bad, *item.columns]))
     told = lrbpfl("paper", "run", "toy")
-    assert told.code == 1 and told.err.count("failed: toy: ") == 2
+    assert told.code == 1 and "failed: 1/4 toy: " in told.err and told.err.count("failed: ") == 2
     assert lrbpfl("paper", "run", "toy", "--dry-run").out.count("finished") == 2
 
 
