@@ -260,6 +260,9 @@ TUNED: dict[str, dict[str, Any]] = {
     "fedavg": {"weights": "kaiming"},
     "fedbe": {"weights": "kaiming", "lr": 0.1},
     "metavd": {"weights": "kaiming", "lr": 0.05},
+    "pfedme": {"weights": "kaiming", "personal_lr": 0.05, "global_lr": 0.05},
+    "pfedbayes": {"weights": "kaiming", "zeta": 0.1},
+    "local": {"weights": "kaiming", "local_steps": 6},
     "per-fedavg": {"weights": "kaiming", "beta": 0.05},
     "fedavg-ft": {"weights": "kaiming", "ft_lr": 0.005},
 }
