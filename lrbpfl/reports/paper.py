@@ -25,20 +25,27 @@ class Style(NamedTuple):
     digits: int
     times: float = 1.0
     floor: str | None = None  # the score of a calibrated model with the same confidences
+    interval: tuple[str, str] | None = None  # the ends of its 95 % interval
     larger_is_better: bool = False
 
 
 STYLES = {
     "accuracy": Style("Accuracy, %", 2, times=100, larger_is_better=True),
     "nll": Style("NLL, nats", 3),
-    "ece_pooled": Style("ECE, all clients pooled (floor)", 3, floor="ece_pooled_floor"),
+    "ece_pooled": Style(
+        "ECE, all clients pooled (floor; 95 % interval of a single seed)",
+        3,
+        floor="ece_pooled_floor",
+        interval=("ece_pooled_low", "ece_pooled_high"),
+    ),
     "ece_pooled_debiased": Style("ECE, all clients pooled, without its bias", 3),
     "mce_pooled": Style("MCE, all clients pooled", 3),
     "ece_worst": Style("ECE of the worst client (floor)", 3, floor="ece_floor_worst"),
     "rank": Style("Mean rank that clients keep", 2),
 }
 
-Found = Mapping[tuple[str, str], Sequence[tuple[Run, Mapping[str, Any]]]]  # by row and column
+Cell = Sequence[tuple[Run, Mapping[str, Any]]]  # one row and column: the finished runs, seed by seed, and their scores
+Found = Mapping[tuple[str, str], Cell]  # by row and column
 
 
 def scored(root: Path, run: Run) -> Mapping[str, Any] | None:
@@ -109,7 +116,8 @@ def _score_table(item: Item, place: int, found: Found) -> str:
     for row in item.rows:
         cells: list[str] = []
         for column in columns:
-            shown = _shown(found.get((row.name, column.name), ()), key, style)
+            most = max(len(found.get((other.name, column.name), ())) for other in item.rows)
+            shown = _shown(found.get((row.name, column.name), ()), key, style, most)
             best = _best((means.get((other.name, column.name)) for other in item.rows), style)
             won = best is not None and means.get((row.name, column.name)) == best and len(item.rows) > 1
             cells.append(f"**{shown}**" if won else shown)
@@ -121,7 +129,7 @@ def _score_table(item: Item, place: int, found: Found) -> str:
     return f"## {style.title}\n\n{markdown(['', *heads], lines)}"
 
 
-def _mean(cell: Sequence[tuple[Run, Mapping[str, Any]]], key: str) -> float | None:
+def _mean(cell: Cell, key: str) -> float | None:
     values = [scores[key] for _, scores in cell if scores.get(key) is not None]
     return statistics.fmean(values) if values else None
 
@@ -131,17 +139,24 @@ def _best(means: Iterable[float | None], style: Style) -> float | None:
     return (max if style.larger_is_better else min)(known, default=None)
 
 
-def _shown(cell: Sequence[tuple[Run, Mapping[str, Any]]], key: str, style: Style) -> str:
-    """The mean over seeds, its spread, and the floor."""
+def _shown(cell: Cell, key: str, style: Style, most: int) -> str:
+    """The mean over seeds, its spread, floor and interval, and how many seeds it has if another row has more."""
+
+    def text(value: float) -> str:
+        return f"{style.times * value:.{style.digits}f}"
+
     mean = _mean(cell, key)
     if mean is None:
         return DASH
-    text = f"{style.times * mean:.{style.digits}f}"
     values = [scores[key] for _, scores in cell if scores.get(key) is not None]
-    if len(values) > 1:
-        text += f" ± {style.times * statistics.stdev(values):.{style.digits}f}"
+    spread = f" ± {text(statistics.stdev(values))}" if len(values) > 1 else ""
     floor = _mean(cell, style.floor) if style.floor else None
-    return text if floor is None else f"{text} ({floor:.{style.digits}f})"
+    aside = [] if floor is None else [text(floor)]
+    if len(values) == 1 and style.interval and all(end in cell[0][1] for end in style.interval):
+        aside.append(" to ".join(text(cell[0][1][end]) for end in style.interval))
+    if len(values) < most:
+        aside.append(f"{len(values)} of {most} seeds")
+    return f"{text(mean)}{spread}" + (f" ({'; '.join(aside)})" if aside else "")
 
 
 def _bins_table(item: Item, loaded: Iterable[Result]) -> str:

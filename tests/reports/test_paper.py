@@ -51,9 +51,17 @@ def test_a_table_has_means_spreads_floors_and_printed_values(finish: Finish, tmp
     assert text is not None
     accuracy = rows_of(text, "Accuracy")
     assert accuracy["fedavg"] == ["55.00 ± 7.07", "50", "**25.00 ± 0.00**", "40.5"]
-    assert accuracy["slow"] == ["**70.00**", "–", "10.00", "–"]
+    assert accuracy["slow"] == ["**70.00 (1 of 2 seeds)**", "–", "10.00 (1 of 2 seeds)", "–"]
     assert rows_of(text, "ECE")["fedavg"] == ["**0.200 ± 0.141 (0.020)**", "–"]
     assert "5 clients, 2 a round, 3 rounds" in text and "Seeds: 0, 1" in text and "Runs: 3, 1.0 hours" in text
+
+
+def test_a_single_seed_has_its_interval(finish: Finish, tmp_path: Path) -> None:
+    interval = {"ece_pooled_low": 0.08, "ece_pooled_high": 0.125}
+    finish("slow", 0, ece_pooled=0.1, ece_pooled_floor=0.01, **interval, new={"0.5": {"ece_pooled": 0.2}}, seconds=1.0)
+    text = page("toy", "mini", tmp_path)
+    assert text is not None
+    assert rows_of(text, "ECE")["slow"] == ["**0.100 (0.010; 0.080 to 0.125)**", "**0.200**"]
 
 
 def test_what_is_not_finished_is_a_dash(finish: Finish, tmp_path: Path) -> None:
