@@ -69,6 +69,7 @@ def page(name: str, scale: str, root: Path) -> str | None:
     seeds = sorted({run.seed for cell in found.values() for run, _ in cell})
     finished = {run.config: scores for cell in found.values() for run, scores in cell}
     hours = sum(scores["seconds"] for scores in finished.values()) / 3600
+    printed = " *paper*: the printed value, of a larger federation." if any(s.printed for s in item.scores) else ""
     parts = [
         f"# {item.title}",
         f"Scale `{scale}`: {SCALES[scale]}. Seeds: {', '.join(map(str, seeds))}. Runs: {len(finished)}, "
@@ -76,7 +77,7 @@ def page(name: str, scale: str, root: Path) -> str | None:
         f"```\nlrbpfl paper run {name} --scale {scale} --seeds {max(seeds) + 1}\n"
         f"lrbpfl paper report {name} --scale {scale}\n```",
         "Every client's own model after the last round, on its own test data. Over several seeds: mean ± standard "
-        "deviation. The best of each column is bold. *paper*: the printed value, of a larger federation.",
+        f"deviation. The best of each column is bold.{printed}",
         *(_score_table(item, i, found) for i in range(len(item.scores))),
     ]
     if item.bins:

@@ -1,6 +1,7 @@
 """A run writes what it promises."""
 
 import json
+import statistics
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,3 +255,16 @@ def test_new_clients_that_cannot_be_judged_are_events(configure: Configure, tmp_
     assert summary["new"] == {"0.5": {}, "5.0": {}}
     events = [line for line in Run(tmp_path / "run").read_record() if line.get("event") == "not judged"]
     assert [line.get("new_alpha") for line in events] == 6 * [None] + [0.5, 0.5, 5.0, 5.0]
+
+
+def test_the_summary_tells_the_mean_rank_that_clients_keep(configure: Configure, tmp_path: Path) -> None:
+    """Of each client the rank after its last round; nothing for algorithms without ranks."""
+    assert "rank" not in run(configure(), tmp_path / "plain")["fedavg"]
+    fields = {"name": "lr-bpfl", "max_rank": 3, "gate_lr": 8.0, "mask_steps": 4, "model_steps": 1, "adapt_steps": 1}
+    summary = run(configure(algorithm=fields), tmp_path / "masks")["lr-bpfl"]
+    kept = {
+        line["client"]: line["value"] for line in Run(tmp_path / "masks").read_record() if line.get("metric") == "rank"
+    }
+    first = {line["value"] for line in Run(tmp_path / "masks").read_record() if line.get("metric") == "rank"}
+    assert len(first) > 1  # some gates closed on the way
+    assert summary["rank"] == pytest.approx(statistics.fmean(kept.values()))
