@@ -1,8 +1,8 @@
 """A run writes what it promises."""
 
 import json
-import statistics
 import shutil
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
