@@ -210,6 +210,7 @@ def _summarise(
     summary["events"] = sum("event" in line for line in record)
     what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"
     summary["evaluated"] = what
+    summary["label_prior"] = config.federation.label_prior
     if pooled_new:
         summary["new"] = {str(alpha): chosen(scores) for alpha, scores in pooled_new.items()}
     whole = {config.algorithm_name: summary}

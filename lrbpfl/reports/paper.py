@@ -70,9 +70,10 @@ def page(name: str, scale: str, root: Path) -> str | None:
     finished = {run.config: scores for cell in found.values() for run, scores in cell}
     hours = sum(scores["seconds"] for scores in finished.values()) / 3600
     printed = " *paper*: the printed value, of a larger federation." if any(s.printed for s in item.scores) else ""
+    rates = "rates tuned on validation data" if SCALES[scale].tuned else "rates as printed"
     parts = [
         f"# {item.title}",
-        f"Scale `{scale}`: {SCALES[scale]}. Seeds: {', '.join(map(str, seeds))}. Runs: {len(finished)}, "
+        f"Scale `{scale}`: {SCALES[scale]}, {rates}. Seeds: {', '.join(map(str, seeds))}. Runs: {len(finished)}, "
         f"{hours:.1f} hours in all. Made by",
         f"```\nlrbpfl paper run {name} --scale {scale} --seeds {max(seeds) + 1}\n"
         f"lrbpfl paper report {name} --scale {scale}\n```",
@@ -175,7 +176,7 @@ def _bins_table(item: Item, loaded: Iterable[Result]) -> str:
 
 def _work_table(item: Item, scale: str, found: Found) -> str:
     """What clients compute, in plain steps: examples that go forward, and back, divided by a batch."""
-    clients, cohort, rounds = SCALES[scale]
+    clients, cohort, rounds, _ = SCALES[scale]
     first = {row: cell[0][0] for (row, _), cell in reversed(list(found.items()))}
     lines = []
     for row in item.rows:

@@ -83,6 +83,8 @@ FOOTNOTE = (
 def footnote(summary: Mapping[str, Mapping[str, Any]]) -> str:
     """What the numbers of a summary are about."""
     some = next(iter(summary.values()))
-    return FOOTNOTE.format(
+    text = FOOTNOTE.format(
         evaluated=some["evaluated"], clients=some.get("clients", 0), examples=some.get("examples", 0)
     )
+    prior = some.get("label_prior")
+    return f"{text}\nLabel prior: {prior:g}, in every algorithm's likelihood." if prior else text

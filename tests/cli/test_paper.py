@@ -1,10 +1,12 @@
 """`lrbpfl paper`: what would run, that nothing runs twice, and pages at the end."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from lrbpfl.experiments import cells, paper
+from lrbpfl.cli import paper as command
+from lrbpfl.experiments import cells, costs, paper
 from lrbpfl.experiments.paper import Column, Item, Row, Scale, Score
 from tests.cli.conftest import Lrbpfl
 
@@ -49,6 +51,19 @@ def test_runs_are_finished_once_and_reported(lrbpfl: Lrbpfl, tmp_path: Path, mon
     page = (tmp_path / "pages" / "toy.md").read_text()
     assert "| 12.5 |" in page and "(toy.svg)" in page
     assert "<svg" in (tmp_path / "pages" / "toy.svg").read_text()
+
+
+def test_the_overhead_is_measured_once_and_told_beside_the_printed_one(
+    lrbpfl: Lrbpfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "REPEATS", 1)
+    assert lrbpfl("paper", "run", "overhead").code == 0
+    monkeypatch.setattr(costs, "measure", None)  # a second measurement would fail
+    assert lrbpfl("paper", "run", "overhead").code == 0
+    assert lrbpfl("paper", "report", "overhead", "--out", tmp_path / "pages").code == 0
+    (row,) = re.findall(r"^\| pfedbayes \| (.*) \|$", (tmp_path / "pages" / "overhead.md").read_text(), re.MULTILINE)
+    seconds, *rest = row.split(" | ")
+    assert float(seconds) > 0 and rest == ["0.034", "2.55", "2.44", "10.21", "9.76"]
 
 
 def test_a_failed_run_is_told_and_stops_no_other(

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from lrbpfl.algorithms import ALGORITHMS
+from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import costs
 from lrbpfl.experiments.config import make_algorithm
@@ -40,6 +41,14 @@ def test_the_papers_scale_is_the_papers() -> None:
     fields = dataclasses.asdict(run.config.algorithm)
     assert fields["batch_size"] == 32
     assert all(scale.cohort / scale.clients == 0.2 for scale in SCALES.values())
+
+
+def test_tuned_rates_belong_to_the_scale_they_were_tuned_for() -> None:
+    def fedavg(scale: str) -> object:
+        return next(run.config.algorithm for run in runs("calibration", scale, [0]) if run.row.name == "fedavg")
+
+    assert fedavg("paper") == fedavg("half") == FedAvg()
+    assert fedavg("mini") == FedAvg(weights="kaiming")
 
 
 def test_items_share_runs() -> None:

@@ -54,3 +54,9 @@ def test_new_clients_have_a_row_for_each_alpha() -> None:
         ["fedavg", "1.0", *6 * ["-"]],
     ]
     assert "New clients" not in shown({"fedavg": SCORES})
+
+
+def test_the_footnote_tells_of_a_label_prior() -> None:
+    scores = {"evaluated": "each client's own model", "clients": 3, "examples": 30}
+    assert "Label prior: 0.1" in footnote({"fedavg": {**scores, "label_prior": 0.1}})
+    assert "Label prior" not in footnote({"fedavg": {**scores, "label_prior": 0.0}}) + footnote({"fedavg": scores})
