@@ -3,7 +3,8 @@
 Departures of the defaults from the paper's printed values are the fields that `PRESETS["paper"]` sets back. Where the
 paper is silent: a convolution's mask spans (output channel, input channel) and is shared over kernel positions; biases
 carry no mask; a gate acts once, on the sampled product; the first gate is fixed at one; a closed gate leaves the KL,
-and the prior mean follows the rank; the gate penalty is added to the free energy per example.
+and the prior mean follows the rank; the gate penalty is a part of the free energy, so that, like the KL, it weighs less
+at a client with more data; a fresh posterior's noise falls with the client's data, too.
 """
 
 import math
@@ -68,7 +69,7 @@ class LRBPFL:
     adaptive_rank: bool = True  # train and prune the gates; off: every mask keeps r_max ranks
     threshold: Probability = 0.95  # lambda-bar, Eq. (10); paper: 0.95
     gate_init: float = 3.5  # gamma at the start; paper: 3.5
-    gate_penalty: NonNegative = 0.1  # weight of sum lambda^2; paper: 0.1
+    gate_penalty: NonNegative = 30.0  # weight of sum lambda^2 in F; paper: 0.1
     prior_variance: Positive = 0.1  # of p(Q) and p(R); paper: 0.1
     temperature: NonNegative = 1.0  # weight of the KL; paper: 1
     likelihood: Likelihood = "elbo"  # mean of logs (paper), or log of the mean over the C masks
@@ -83,7 +84,7 @@ class LRBPFL:
     adapt_steps: Steps = 60  # steps on the mask before a client predicts; paper: unspecified
     adapt_holdout: Probability = 0.0  # share of a client's data that picks 0, 1/4, 1/2 or all of adapt_steps; 0: all
     batch_size: Count = 32  # B; paper: 32
-    mask_lr: NonNegative = 0.01  # eta of phi, psi; paper: 0.01
+    mask_lr: NonNegative = 0.003  # eta of phi, psi; paper: 0.01
     adapt_lr: NonNegative = 0.001  # the same before a client predicts; paper: unspecified
     gate_lr: NonNegative = 0.5  # eta of gamma; paper: 0.001
     model_lr: NonNegative = 0.01  # eta of W; paper: 0.001
@@ -95,7 +96,8 @@ class LRBPFL:
     server_lr: NonNegative = 1.0  # of the server's step towards the mean; paper: 1
     weights: Weights = "kaiming"  # of W^0; paper: unspecified
     init_spread: NonNegative = 0.01  # standard deviation of the initial means around 1 / sqrt(r_k); paper: unspecified
-    init_std: Positive = 0.15  # initial standard deviation of the posterior; paper: unspecified
+    init_std: Positive = 0.3  # standard deviation of a fresh posterior, without data; paper: unspecified
+    init_precision: NonNegative = 0.14  # what each of the client's examples adds to its 1 / std^2; paper: unspecified
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
@@ -104,6 +106,7 @@ class LRBPFL:
             "predict_samples": 4,
             "mask_steps": 20,
             "model_steps": 1,
+            "mask_lr": 0.01,
             "gate_lr": 0.001,
             "model_lr": 0.001,
             "mask_optimiser": "sgd",
@@ -111,6 +114,8 @@ class LRBPFL:
             "adapt_steps": 20,
             "adapt_lr": 0.01,
             "init_std": 0.05,
+            "init_precision": 0.0,
+            "gate_penalty": 0.1,
         }
     }
 
@@ -124,7 +129,7 @@ class LRBPFL:
         """A client keeps its gates gamma_k, and its mask only if it is to start from it again."""
         gamma = self.gate_init if self.adaptive_rank else math.inf
         gates = {name: gating.init(self.max_rank, gamma) for name in maskable(task.model, self.mask_layers)}
-        return Client(gates=gates, masks=self._fresh_masks(task, gates, rng) if self.warm_start else None)
+        return Client(gates=gates, masks=self._fresh_masks(task, gates, 0, rng) if self.warm_start else None)
 
     def broadcast(self, task: Task, server: Server, client_id: int) -> Params:
         """Everybody gets W^t."""
@@ -173,7 +178,7 @@ class LRBPFL:
         """Fresh phi, psi, or those the client kept, then steps on (phi, psi, gamma) with W fixed."""
         (masks, gates), _ = descend(
             lambda masks, gates, batch: self._free_energy(task, W, masks, gates, batch, data, rng),
-            (client.masks or self._fresh_masks(task, client.gates, rng), client.gates),
+            (client.masks or self._fresh_masks(task, client.gates, len(data.y), rng), client.gates),
             self._batches(data, steps, rng),
             (Rate(self.mask_optimiser, lr), Rate(self.gate_optimiser, self.gate_lr)),
         )
@@ -202,7 +207,7 @@ class LRBPFL:
         """The ablation: T_L steps on (phi, psi, gamma) and W together."""
         (masks, gates, W), loss = descend(
             lambda masks, gates, W, batch: self._free_energy(task, W, masks, gates, batch, data, rng),
-            (client.masks or self._fresh_masks(task, client.gates, rng), client.gates, W),
+            (client.masks or self._fresh_masks(task, client.gates, len(data.y), rng), client.gates, W),
             self._batches(data, self.mask_steps, rng),
             (
                 Rate(self.mask_optimiser, self.mask_lr),
@@ -212,11 +217,13 @@ class LRBPFL:
         )
         return W, masks, gates, loss
 
-    def _fresh_masks(self, task: Task, gates: Gates, rng: Generator) -> Masks:
+    def _fresh_masks(self, task: Task, gates: Gates, num_data: int, rng: Generator) -> Masks:
+        """As sure as so many examples make a client: a few steps hardly move the noise, so it starts where it belongs."""
         layers = maskable(task.model, self.mask_layers)
         if self.mask_bias:
             layers = masking.with_bias(layers, dict(task.model.named_parameters()))
-        return masking.init(layers, gates, spread=self.init_spread, std=self.init_std, rng=rng)
+        std = (self.init_std**-2 + self.init_precision * num_data) ** -0.5
+        return masking.init(layers, gates, spread=self.init_spread, std=std, rng=rng)
 
     def _batches(self, data: Data, steps: int, rng: Generator) -> Iterator[Data]:
         return batches(data, self.batch_size, steps, rng)

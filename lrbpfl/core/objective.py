@@ -53,13 +53,13 @@ def nll(logits: Tensor, y: Tensor, likelihood: Likelihood = "elbo") -> Tensor:
 def free_energy(
     nll: Tensor, masks: Masks, gates: Gates, *, prior_std: float, num_data: int, temperature: float, gate_penalty: float
 ) -> Tensor:
-    """F / n = NLL per example + temperature * KL(q || p) / n + gate_penalty * sum lambda^2.  Eq. (8)
+    """F / n = NLL per example + (temperature * KL(q || p) + gate_penalty * sum lambda^2) / n.  Eq. (8)
 
     The one place where the KL is divided by the number of examples.
     """
     kl = masking.kl_divergence(masks, gates, prior_std)
     penalty = torch.stack([gating.penalty(gamma) for gamma in gates.values()]).sum()
-    return nll + temperature * kl / num_data + gate_penalty * penalty
+    return nll + (temperature * kl + gate_penalty * penalty) / num_data
 
 
 @torch.no_grad()

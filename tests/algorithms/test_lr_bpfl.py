@@ -56,6 +56,7 @@ UNPRINTED = {
     "weights",
     "init_spread",
     "init_std",
+    "init_precision",
     "model_decay",
 }
 
@@ -103,7 +104,7 @@ def test_masks_start_anew_every_time(toy: Toy) -> None:
 
 
 def test_masks_of_a_new_client_begin_at_the_prior(toy: Toy) -> None:
-    algorithm = LRBPFL(max_rank=4, adapt_steps=0, init_spread=0.0, init_std=0.02)
+    algorithm = LRBPFL(max_rank=4, adapt_steps=0, init_spread=0.0, init_std=0.02, init_precision=0.0)
     run = start(algorithm, toy)
     personal = algorithm.personalise(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
     for mask in personal.masks.values():
@@ -112,7 +113,7 @@ def test_masks_of_a_new_client_begin_at_the_prior(toy: Toy) -> None:
             torch.testing.assert_close(torch.nn.functional.softplus(q.rho), torch.full_like(q.rho, 0.02))
 
 
-PRUNING = LRBPFL(max_rank=4, gate_lr=6.0, mask_steps=5, model_steps=5)
+PRUNING = LRBPFL(max_rank=4, gate_lr=6.0, gate_penalty=4.0, mask_steps=5, model_steps=5)
 
 
 def test_gates_that_earn_nothing_close_and_stay_closed(toy: Toy) -> None:
@@ -146,10 +147,36 @@ def test_without_the_penalty_useful_gates_stay(toy: Toy) -> None:
     assert any(gamma[1] != 3.5 for client in run.clients.values() for gamma in client.gates.values())
 
 
+def test_ranks_fall_where_data_are_few(toy: Toy) -> None:
+    """The same examples, once and fifty times over: the same likelihood, weighed differently against the penalty."""
+    algorithm = LRBPFL(max_rank=4, mask_steps=20, model_steps=0, gate_lr=1.0, gate_penalty=20.0)
+    run = start(algorithm, toy)
+    few = toy.train[0]
+    many = Data(x=few.x.repeat(50, 1), y=few.y.repeat(50))
+    kept = [
+        ranks(algorithm.client_update(toy.task, run.server.W, run.clients[0], data, generator(0))[1].gates)
+        for data in (few, many)
+    ]
+    assert set(kept[0].values()) == {1} and set(kept[1].values()) == {4}
+
+
+def test_a_fresh_mask_is_as_sure_as_its_data_make_it(toy: Toy) -> None:
+    algorithm = LRBPFL(adapt_steps=0, init_std=0.5, init_precision=0.3)
+    run = start(algorithm, toy)
+    for k, data in toy.train.items():
+        personal = algorithm.personalise(toy.task, run.server.W, run.clients[k], data, generator(0))
+        expected = 1 / math.sqrt(4 + 0.3 * len(data.y))
+        for mask in personal.masks.values():
+            for q in mask:
+                std = torch.nn.functional.softplus(q.rho)
+                torch.testing.assert_close(std, torch.full_like(std, expected))
+
+
 def test_a_gate_step_by_hand(toy: Toy) -> None:
-    """One SGD step under a penalty that outweighs the data: gamma - lr * penalty * 2 lambda^2 (1 - lambda)."""
+    """One SGD step under a penalty that outweighs the data: gamma - lr * penalty / n * 2 lambda^2 (1 - lambda)."""
+    penalty = 1e4 * len(toy.train[0].y)
     algorithm = LRBPFL(
-        max_rank=2, mask_steps=1, model_steps=0, mask_optimiser="sgd", mask_lr=0.0, gate_lr=1e-4, gate_penalty=1e4
+        max_rank=2, mask_steps=1, model_steps=0, mask_optimiser="sgd", mask_lr=0.0, gate_lr=1e-4, gate_penalty=penalty
     )
     run = start(algorithm, toy)
     _, client, _ = algorithm.client_update(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
@@ -305,7 +332,7 @@ def test_a_mask_step_by_hand(toy: Toy) -> None:
         "mask_optimiser": "sgd",
         "batch_size": 8,
     }
-    fields |= {"temperature": 2.5, "prior_variance": 0.04, "gate_penalty": 0.2, "init_spread": 0.2, "init_std": 1e-7}
+    fields |= {"temperature": 2.5, "prior_variance": 0.04, "gate_penalty": 20.0, "init_spread": 0.2, "init_std": 1e-7}
     data, run = copies(n), start(LRBPFL(max_rank=3), toy)
     before, after = (
         LRBPFL(adapt_steps=steps, **fields).personalise(toy.task, run.server.W, run.clients[0], data, generator(0))
@@ -316,7 +343,7 @@ def test_a_mask_step_by_hand(toy: Toy) -> None:
     posteriors = [Normal(q.mean, torch.nn.functional.softplus(q.rho)) for mask in masks.values() for q in mask]
     kl = sum(kl_divergence(q, prior).sum() for q in posteriors)
     penalty = sum((torch.sigmoid(gamma[1:]) ** 2).sum() for gamma in gates.values())
-    F = masked_nll(run.server.W, masks, gates, data) + 2.5 * kl / n + 0.2 * penalty
+    F = masked_nll(run.server.W, masks, gates, data) + (2.5 * kl + 20.0 * penalty) / n
     F.backward()
     for mask, stepped in zip(masks.values(), after.masks.values(), strict=True):
         for q, moved in zip(mask, stepped, strict=True):

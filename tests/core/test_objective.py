@@ -68,7 +68,7 @@ def test_the_free_energy_by_hand(num_data: int, temperature: float, gate_penalty
         return math.log(0.5) + (1 + (1 - prior_mean) ** 2) / (2 * 0.25) - 0.5
 
     total_kl = (3 + 2) * 2 * kl(2**-0.5) + (2 + 4) * 1 * kl(1.0)
-    expected = 1.7 + temperature * total_kl / num_data + gate_penalty * 0.5**2
+    expected = 1.7 + (temperature * total_kl + gate_penalty * 0.5**2) / num_data
     got = free_energy(
         torch.tensor(1.7),
         masks,
