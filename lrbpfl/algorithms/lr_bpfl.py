@@ -4,7 +4,7 @@ Departures of the defaults from the paper's printed values are the fields that `
 paper is silent: a convolution's mask spans (output channel, input channel) and is shared over kernel positions; biases
 carry no mask; a gate acts once, on the sampled product; the first gate is fixed at one; a closed gate leaves the KL,
 and the prior mean follows the rank; the gate penalty is a part of the free energy, so that, like the KL, it weighs less
-at a client with more data; a fresh posterior's noise falls with the client's data, too.
+at a client with more data; a fresh posterior's noise falls with the client's examples per class.
 """
 
 import math
@@ -97,7 +97,7 @@ class LRBPFL:
     weights: Weights = "kaiming"  # of W^0; paper: unspecified
     init_spread: NonNegative = 0.01  # standard deviation of the initial means around 1 / sqrt(r_k); paper: unspecified
     init_std: Positive = 0.3  # standard deviation of a fresh posterior, without data; paper: unspecified
-    init_precision: NonNegative = 0.14  # what each of the client's examples adds to its 1 / std^2; paper: unspecified
+    init_precision: NonNegative = 0.28  # what an example per class adds to its 1 / std^2; paper: unspecified
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {
@@ -129,7 +129,7 @@ class LRBPFL:
         """A client keeps its gates gamma_k, and its mask only if it is to start from it again."""
         gamma = self.gate_init if self.adaptive_rank else math.inf
         gates = {name: gating.init(self.max_rank, gamma) for name in maskable(task.model, self.mask_layers)}
-        return Client(gates=gates, masks=self._fresh_masks(task, gates, 0, rng) if self.warm_start else None)
+        return Client(gates=gates, masks=self._fresh_masks(task, gates, None, rng) if self.warm_start else None)
 
     def broadcast(self, task: Task, server: Server, client_id: int) -> Params:
         """Everybody gets W^t."""
@@ -178,7 +178,7 @@ class LRBPFL:
         """Fresh phi, psi, or those the client kept, then steps on (phi, psi, gamma) with W fixed."""
         (masks, gates), _ = descend(
             lambda masks, gates, batch: self._free_energy(task, W, masks, gates, batch, data, rng),
-            (client.masks or self._fresh_masks(task, client.gates, len(data.y), rng), client.gates),
+            (client.masks or self._fresh_masks(task, client.gates, data.y, rng), client.gates),
             self._batches(data, steps, rng),
             (Rate(self.mask_optimiser, lr), Rate(self.gate_optimiser, self.gate_lr)),
         )
@@ -207,7 +207,7 @@ class LRBPFL:
         """The ablation: T_L steps on (phi, psi, gamma) and W together."""
         (masks, gates, W), loss = descend(
             lambda masks, gates, W, batch: self._free_energy(task, W, masks, gates, batch, data, rng),
-            (client.masks or self._fresh_masks(task, client.gates, len(data.y), rng), client.gates, W),
+            (client.masks or self._fresh_masks(task, client.gates, data.y, rng), client.gates, W),
             self._batches(data, self.mask_steps, rng),
             (
                 Rate(self.mask_optimiser, self.mask_lr),
@@ -217,12 +217,13 @@ class LRBPFL:
         )
         return W, masks, gates, loss
 
-    def _fresh_masks(self, task: Task, gates: Gates, num_data: int, rng: Generator) -> Masks:
-        """As sure as so many examples make a client: a few steps hardly move the noise, so it starts where it belongs."""
+    def _fresh_masks(self, task: Task, gates: Gates, y: Tensor | None, rng: Generator) -> Masks:
+        """As sure as its examples make a client: a few steps hardly move the noise, so it starts where it belongs."""
         layers = maskable(task.model, self.mask_layers)
         if self.mask_bias:
             layers = masking.with_bias(layers, dict(task.model.named_parameters()))
-        std = (self.init_std**-2 + self.init_precision * num_data) ** -0.5
+        evidence = 0.0 if y is None else examples_per_class(y)
+        std = (self.init_std**-2 + self.init_precision * evidence) ** -0.5
         return masking.init(layers, gates, spread=self.init_spread, std=std, rng=rng)
 
     def _batches(self, data: Data, steps: int, rng: Generator) -> Iterator[Data]:
@@ -249,3 +250,9 @@ class LRBPFL:
             temperature=self.temperature,
             gate_penalty=self.gate_penalty,
         )
+
+
+def examples_per_class(y: Tensor) -> float:
+    """How many examples there are of a class, rare classes counted in part: n / exp(entropy of the labels)."""
+    frequencies = torch.bincount(y).double() / len(y)
+    return len(y) / math.exp(torch.special.entr(frequencies).sum().item())

@@ -12,7 +12,7 @@ from torch.distributions import Normal, kl_divergence
 
 from lrbpfl import trees
 from lrbpfl.algorithms.fedavg import FedAvg
-from lrbpfl.algorithms.lr_bpfl import LRBPFL, Client
+from lrbpfl.algorithms.lr_bpfl import LRBPFL, Client, examples_per_class
 from lrbpfl.core.descent import Data
 from lrbpfl.core.gates import rank
 from lrbpfl.core.masks import Gates, Masks
@@ -160,16 +160,26 @@ def test_ranks_fall_where_data_are_few(toy: Toy) -> None:
     assert set(kept[0].values()) == {1} and set(kept[1].values()) == {4}
 
 
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [([3] * 7, 7.0), ([0, 0, 0, 2, 2, 2], 3.0), ([0, 1, 2, 5], 1.0), ([0, 0, 0, 1], 4 / (4 * 3**-0.75))],
+)
+def test_examples_per_class(labels: list[int], expected: float) -> None:
+    """Equal classes count whole; for frequencies 3/4 and 1/4, exp(entropy) = (4/3)^(3/4) 4^(1/4) = 4 * 3^(-3/4)."""
+    assert examples_per_class(torch.tensor(labels)) == pytest.approx(expected)
+
+
 def test_a_fresh_mask_is_as_sure_as_its_data_make_it(toy: Toy) -> None:
     algorithm = LRBPFL(adapt_steps=0, init_std=0.5, init_precision=0.3)
     run = start(algorithm, toy)
-    for k, data in toy.train.items():
-        personal = algorithm.personalise(toy.task, run.server.W, run.clients[k], data, generator(0))
-        expected = 1 / math.sqrt(4 + 0.3 * len(data.y))
+    for repeats in (1, 4):
+        y = torch.tensor([0, 1]).repeat(10 * repeats)
+        data = Data(x=torch.zeros(len(y), *toy.train[0].x.shape[1:]), y=y)
+        personal = algorithm.personalise(toy.task, run.server.W, run.clients[0], data, generator(0))
         for mask in personal.masks.values():
             for q in mask:
                 std = torch.nn.functional.softplus(q.rho)
-                torch.testing.assert_close(std, torch.full_like(std, expected))
+                torch.testing.assert_close(std, torch.full_like(std, 1 / math.sqrt(4 + 0.3 * 10 * repeats)))
 
 
 def test_a_gate_step_by_hand(toy: Toy) -> None:
