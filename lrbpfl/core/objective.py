@@ -55,7 +55,7 @@ def free_energy(
 ) -> Tensor:
     """F / n = NLL per example + (temperature * KL(q || p) + gate_penalty * sum lambda^2) / n.  Eq. (8)
 
-    The one place where the KL is divided by the number of examples.
+    The one place where KL and penalty are divided by the number of examples.
     """
     kl = masking.kl_divergence(masks, gates, prior_std)
     penalty = torch.stack([gating.penalty(gamma) for gamma in gates.values()]).sum()
