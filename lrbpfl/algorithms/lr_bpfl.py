@@ -75,7 +75,7 @@ class LRBPFL:
     likelihood: Likelihood = "elbo"  # mean of logs (paper), or log of the mean over the C masks
     mask_layers: LayerKind = "all"  # which layers carry masks; paper: all
     mask_bias: bool = False  # the bias as one more input of the masked matrix; paper: unspecified
-    warm_start: bool = False  # keep phi, psi from round to round; Algorithm 1 starts them afresh
+    warm_start: bool = False  # keep phi, psi, drawn once before any data, from round to round; Algorithm 1: afresh
     samples: Count = 2  # C in training; paper: 4
     predict_samples: Count = 16  # C at prediction; paper: 4
     update: Literal["coordinate", "joint"] = "coordinate"  # masks first, then W (paper), or both at once (its ablation)
