@@ -62,7 +62,7 @@ class LRBPFL:
     """One shared deterministic network W, and a private low-rank Bayesian mask at every client."""
 
     # Epsilon of the clients' class frequencies in the likelihood when `federation.label_prior` does not say otherwise;
-    # in the paper, and so in its preset, they have no part.
+    # in the presets they have no part.
     LABEL_PRIOR: ClassVar[float] = 0.1
 
     max_rank: Count = 2  # r_max; paper: 8
@@ -100,6 +100,8 @@ class LRBPFL:
     init_precision: NonNegative = 0.28  # what an example per class adds to its 1 / std^2; paper: unspecified
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        # Without a label prior a mask must go further: it has to silence the classes that its client does not have.
+        "no-prior": {"mask_lr": 0.01, "adapt_lr": 0.01, "adapt_steps": 120},
         "paper": {
             "max_rank": 8,
             "samples": 4,
@@ -116,7 +118,7 @@ class LRBPFL:
             "init_std": 0.05,
             "init_precision": 0.0,
             "gate_penalty": 0.1,
-        }
+        },
     }
 
     def init_server(self, task: Task, rng: Generator) -> Server:

@@ -245,13 +245,16 @@ def images_per_client(config: Config) -> int:
 
 def _config(row: Row, column: Column, scale: Scale, seed: int, workers: int) -> Config:
     federation = {"cohort": scale.cohort, "rounds": scale.rounds, "seed": seed, "evaluate_every": 0, "model": "cnn"}
-    tuned = TUNED.get(row.algorithm, {}) if scale.tuned else {}
+    name, prior = row.algorithm, "label_prior" in column.federation
+    tuned = {**TUNED.get(name, {}), **({} if prior else WITHOUT_PRIOR.get(name, {}))} if scale.tuned else {}
+    if name == "lr-bpfl" and not prior:
+        name = "lr-bpfl:no-prior" if scale.tuned else "lr-bpfl:paper"
     return parse(
         {
             "data": {"clients": scale.clients, **column.data},
             "federation": {"label_prior": 0.0, **federation, **column.federation},
             "engine": {"workers": workers},
-            "algorithm": {**tuned, **row.fields, "name": row.algorithm},
+            "algorithm": {**tuned, **row.fields, "name": name},
         }
     )
 
@@ -263,8 +266,9 @@ TUNED: dict[str, dict[str, Any]] = {
     "fedbe": {"weights": "kaiming", "lr": 0.1},
     "metavd": {"weights": "kaiming", "lr": 0.05},
     "pfedme": {"weights": "kaiming"},
-    "pfedbayes": {"weights": "kaiming", "zeta": 1.0},
+    "pfedbayes": {"weights": "kaiming", "zeta": 3.0},
     "local": {"weights": "kaiming", "local_steps": 6},
     "per-fedavg": {"weights": "kaiming", "beta": 0.05},
     "fedavg-ft": {"weights": "kaiming", "ft_lr": 0.005},
 }
+WITHOUT_PRIOR: dict[str, dict[str, Any]] = {"fedavg-ft": {"ft_lr": 0.02}}  # what differs without a label prior

@@ -51,6 +51,20 @@ def test_tuned_rates_belong_to_the_scale_they_were_tuned_for() -> None:
     assert fedavg("mini") == FedAvg(weights="kaiming")
 
 
+@pytest.mark.parametrize(
+    ("item", "scale", "name"),
+    [
+        ("calibration", "mini", "lr-bpfl:no-prior"),
+        ("calibration", "paper", "lr-bpfl:paper"),
+        ("label-prior", "mini", "lr-bpfl"),
+        ("label-prior", "paper", "lr-bpfl"),
+    ],
+)
+def test_lr_bpfl_has_the_fields_that_belong_to_the_setting(item: str, scale: str, name: str) -> None:
+    found = {run.config.algorithm_name for run in runs(item, scale, [0]) if run.row.algorithm == "lr-bpfl"}
+    assert found == {name}
+
+
 def test_items_share_runs() -> None:
     """The calibration table's LR-BPFL is the one with adaptive rank, with coordinate descent, and of the rank map."""
 
