@@ -87,4 +87,10 @@ def footnote(summary: Mapping[str, Mapping[str, Any]]) -> str:
         evaluated=some["evaluated"], clients=some.get("clients", 0), examples=some.get("examples", 0)
     )
     prior = some.get("label_prior")
-    return f"{text}\nLabel prior: {prior:g}, in every algorithm's likelihood." if prior else text
+    if prior:
+        text += f"\nLabel prior: {prior:g}, in every algorithm's likelihood."
+    elif prior is not None and "lr-bpfl" in summary:
+        text += (
+            "\nNo label prior: the default steps of lr-bpfl are too short for that, lr-bpfl:no-prior has longer ones."
+        )
+    return text

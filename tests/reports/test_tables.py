@@ -60,3 +60,9 @@ def test_the_footnote_tells_of_a_label_prior() -> None:
     scores = {"evaluated": "each client's own model", "clients": 3, "examples": 30}
     assert "Label prior: 0.1" in footnote({"fedavg": {**scores, "label_prior": 0.1}})
     assert "Label prior" not in footnote({"fedavg": {**scores, "label_prior": 0.0}}) + footnote({"fedavg": scores})
+
+
+def test_the_footnote_warns_of_lr_bpfl_without_the_label_prior_that_it_was_tuned_with() -> None:
+    scores = {"evaluated": "each client's own model", "clients": 3, "examples": 30, "label_prior": 0.0}
+    assert "lr-bpfl:no-prior" in footnote({"fedavg": scores, "lr-bpfl": scores})
+    assert "no-prior" not in footnote({"lr-bpfl": {**scores, "label_prior": 0.1}}) + footnote({"lr-bpfl:paper": scores})
