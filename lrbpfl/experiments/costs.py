@@ -22,6 +22,7 @@ from lrbpfl.trees import Tree
 
 EXAMPLES, LABELS = 300, 2  # of the client that is measured, as in CIFAR-10 with 10 % for training and 20 clients
 BATCH = 32  # of a plain step
+FORWARD = 1 / 3  # of a step's time: a pass without gradients, there being two more for them
 CLIENTS, COHORT, PUBLIC = 20, 5, 240  # in the federation, in a round, unlabelled inputs at the server
 
 
@@ -47,12 +48,12 @@ class Costs(NamedTuple):
 
 
 class Work(NamedTuple):
-    """How many examples go forward through the network; a plain step takes BATCH, forward and back."""
+    """How many examples go through the network, forward and back; forward alone counts FORWARD. A plain step: BATCH."""
 
-    round: int  # at one client
-    own: int  # for its own model, before it predicts
-    server: int  # in a round
-    predict: int  # for one predicted example; forward only
+    round: float  # at one client
+    own: float  # for its own model, before it predicts
+    server: float  # in a round
+    predict: float  # for one predicted example
 
 
 class _Stage(NamedTuple):
@@ -133,7 +134,7 @@ def count(it: _Stage) -> Numbers:
     """Everything that can be counted, from one real round."""
     with _passing(it.task.model) as passed:
         upload, kept = it.update()
-        examples = sum(passed)
+        examples = int(sum(passed))
     personal = it.personalise(kept)
     own, _ = own_part(personal, it.message)
     return Numbers(
@@ -151,7 +152,7 @@ def work(algorithm: Algorithm, examples: int) -> Work:
     """The work of an algorithm at a client with so many examples, counted on a small network: steps are steps."""
     it = stage(algorithm, mlp(10, (3, 32, 32)), examples=examples)
     totals = []
-    with one_thread(), _passing(it.task.model) as passed:
+    with one_thread(), _passing(it.task.model, FORWARD) as passed:
 
         def so_far() -> None:
             totals.append(sum(passed))
@@ -163,7 +164,8 @@ def work(algorithm: Algorithm, examples: int) -> Work:
         so_far()
         it.aggregate(upload)
         so_far()
-        it.algorithm.predict(it.task, personal, it.data.x[:1], generator(0, "predict"))
+        with torch.no_grad():
+            it.algorithm.predict(it.task, personal, it.data.x[:1], generator(0, "predict"))
         so_far()
     return Work(*totals)
 
@@ -179,11 +181,13 @@ def plain_step_seconds(steps: int = 3) -> float:
 
 
 @contextmanager
-def _passing(model: nn.Module) -> Iterator[list[int]]:
-    """How many examples go through the first layer, call by call."""
-    passed: list[int] = []
+def _passing(model: nn.Module, forward: float = 1.0) -> Iterator[list[float]]:
+    """How many examples go through the first layer, call by call; without gradients each counts `forward`."""
+    passed: list[float] = []
     first = model.get_submodule(next(iter(maskable(model))).removesuffix(".weight"))
-    handle = first.register_forward_pre_hook(lambda module, args: passed.append(len(args[0])))
+    handle = first.register_forward_pre_hook(
+        lambda module, args: passed.append(len(args[0]) * (1.0 if torch.is_grad_enabled() else forward))
+    )
     try:
         yield passed
     finally:

@@ -219,10 +219,10 @@ def runs(item: str, scale: str, seeds: Iterable[int], workers: int = 0) -> Itera
 def estimate(config: Config, work: Work, step_seconds: float, workers: int) -> float:
     """Seconds that a run may take, from its work and the time of a plain step on 32 examples.
 
-    Workers share what clients do; the server works alone; a forward pass is a third of a step.
+    Workers share what clients do; the server works alone.
     """
     clients, rounds = config.data.clients, config.federation.rounds
-    judged = IMAGES * (1 - config.data.train_fraction) * work.predict / 3
+    judged = IMAGES * (1 - config.data.train_fraction) * work.predict
     at_clients = config.federation.cohort * rounds * work.round + clients * work.own + judged
     return (at_clients / workers + rounds * work.server) / BATCH * step_seconds
 

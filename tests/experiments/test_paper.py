@@ -6,6 +6,7 @@ import pytest
 
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.fedavg import FedAvg
+from lrbpfl.algorithms.fedbe import FedBE
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import costs
 from lrbpfl.experiments.config import make_algorithm
@@ -94,10 +95,17 @@ def test_new_clients_are_one_run_with_a_column_for_each_alpha() -> None:
 
 @pytest.mark.parametrize("row", ONE_STEP, ids=lambda row: row.name)
 def test_the_overhead_is_of_a_single_step(row: Row) -> None:
-    """One batch goes forward: once, under each of four masks, or for pFedGP all examples and the inducing ones."""
+    """One batch goes forward: once, or under each of four masks; for pFedGP all examples, which also make its tree."""
     name, algorithm, fields = row
     work = costs.work(make_algorithm(algorithm, fields), 64)
-    assert work.round == {"lr-bpfl": 4 * 32, "pfedgp": 2 * 64, "pfedbayes": 32}.get(name, 32)
+    assert work.round == pytest.approx({"lr-bpfl": 4 * 32, "pfedgp": (1 + 1 / 3) * 64}.get(name, 32))
+
+
+def test_what_only_goes_forward_counts_a_third() -> None:
+    """FedBE's server: ten drawn teachers, the mean and five clients label 240 inputs; 40 steps of 128 on the student."""
+    plain, fedbe = costs.work(FedAvg(), 64), costs.work(FedBE(), 64)
+    assert (plain.own, plain.server, plain.predict) == (0, 0, pytest.approx(1 / 3))
+    assert fedbe.server == pytest.approx((10 + 1 + 5) * 240 / 3 + 40 * 128)
 
 
 def test_names_are_checked() -> None:
@@ -114,6 +122,6 @@ def test_an_estimate_counts_everybodys_steps() -> None:
     (run,) = runs("rank-map", "mini", [0])
     work = Work(round=320, own=64, server=96, predict=2)
     clients = (4 * 40 * 10 + 20 * 2) / 2
-    judged = 54_000 / 32 * 2 / 3 / 2
+    judged = 54_000 / 32 * 2 / 2
     assert estimate(run.config, work, step_seconds=0.1, workers=2) == pytest.approx((clients + judged + 40 * 3) * 0.1)
     assert images_per_client(run.config) == 300
