@@ -102,9 +102,9 @@ def test_the_overhead_is_of_a_single_step(row: Row) -> None:
 
 
 def test_what_only_goes_forward_counts_a_third() -> None:
-    """FedBE's server: ten drawn teachers, the mean and five clients label 240 inputs; 40 steps of 128 on the student."""
+    """FedBE: ten drawn teachers, the mean and five clients label 240 inputs; 40 steps of 128 for a student."""
     plain, fedbe = costs.work(FedAvg(), 64), costs.work(FedBE(), 64)
-    assert (plain.own, plain.server, plain.predict) == (0, 0, pytest.approx(1 / 3))
+    assert plain.own == plain.server == 0 and plain.predict == pytest.approx(1 / 3)
     assert fedbe.server == pytest.approx((10 + 1 + 5) * 240 / 3 + 40 * 128)
 
 
