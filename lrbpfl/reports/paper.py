@@ -39,7 +39,7 @@ STYLES = {
         interval=("ece_pooled_low", "ece_pooled_high"),
     ),
     "ece_pooled_debiased": Style("ECE, all clients pooled, without its bias", 3),
-    "mce_pooled": Style("MCE, all clients pooled", 3),
+    "mce_pooled": Style("MCE: the largest gap of all bins, however few examples a bin has", 3),
     "ece_worst": Style("ECE of the worst client (floor)", 3, floor="ece_floor_worst"),
     "rank": Style("Mean rank that clients keep", 2),
 }
