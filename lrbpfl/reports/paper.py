@@ -78,7 +78,7 @@ def page(name: str, scale: str, root: Path) -> str | None:
         f"```\nlrbpfl paper run {name} --scale {scale} --seeds {max(seeds) + 1}\n"
         f"lrbpfl paper report {name} --scale {scale}\n```",
         "Every client's own model after the last round, on its own test data. Over several seeds: mean ± standard "
-        f"deviation. The best of each column is bold.{printed}",
+        f"deviation. The best of those with all seeds is bold.{printed}",
         *(_score_table(item, i, found) for i in range(len(item.scores))),
     ]
     if item.bins:
@@ -118,10 +118,12 @@ def _score_table(item: Item, place: int, found: Found) -> str:
     for row in item.rows:
         cells: list[str] = []
         for column in columns:
-            most = max(len(found.get((other.name, column.name), ())) for other in item.rows)
-            shown = _shown(found.get((row.name, column.name), ()), key, style, most)
-            best = _best((means.get((other.name, column.name)) for other in item.rows), style)
-            won = best is not None and means.get((row.name, column.name)) == best and len(item.rows) > 1
+            spot, rivals = (row.name, column.name), [(other.name, column.name) for other in item.rows]
+            most = max(len(found.get(rival, ())) for rival in rivals)
+            complete = {rival: means[rival] for rival in rivals if len(found.get(rival, ())) == most}
+            shown = _shown(found.get(spot, ()), key, style, most)
+            best = _best(complete.values(), style)
+            won = best is not None and complete.get(spot) == best and len(item.rows) > 1
             cells.append(f"**{shown}**" if won else shown)
             if printed:
                 values = dict(zip((c.name for c in item.columns), printed.get(row.name, ()), strict=False))

@@ -66,6 +66,14 @@ def test_lr_bpfl_has_the_fields_that_belong_to_the_setting(item: str, scale: str
     assert found == {name}
 
 
+def test_fine_tuning_takes_longer_steps_where_no_label_prior_helps() -> None:
+    def rate(item: str) -> float:
+        run = next(run for run in runs(item, "mini", [0]) if run.row.name == "fedavg-ft")
+        return float(dataclasses.asdict(run.config.algorithm)["ft_lr"])
+
+    assert (rate("calibration"), rate("label-prior")) == (0.02, 0.005)
+
+
 def test_items_share_runs() -> None:
     """The calibration table's LR-BPFL is the one with adaptive rank, with coordinate descent, and of the rank map."""
 

@@ -50,8 +50,8 @@ def test_a_table_has_means_spreads_floors_and_printed_values(finish: Finish, tmp
     text = page("toy", "mini", tmp_path)
     assert text is not None
     accuracy = rows_of(text, "Accuracy")
-    assert accuracy["fedavg"] == ["55.00 ± 7.07", "50", "**25.00 ± 0.00**", "40.5"]
-    assert accuracy["slow"] == ["**70.00 (1 of 2 seeds)**", "–", "10.00 (1 of 2 seeds)", "–"]
+    assert accuracy["fedavg"] == ["**55.00 ± 7.07**", "50", "**25.00 ± 0.00**", "40.5"]
+    assert accuracy["slow"] == ["70.00 (1 of 2 seeds)", "–", "10.00 (1 of 2 seeds)", "–"]
     assert rows_of(text, "ECE")["fedavg"] == ["**0.200 ± 0.141 (0.020)**", "–"]
     assert (
         "5 clients, 2 a round, 3 rounds, rates as printed" in text
