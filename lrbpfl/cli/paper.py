@@ -54,7 +54,9 @@ def run(
     names = paper.check(items, scale)
     cells = _cells(names, scale, seeds, workers, only)
     if dry:
-        _plan(cells, out, workers or cores(), overhead=paper.OVERHEAD in names)
+        _plan(
+            cells, out, workers or cores(), overhead=paper.OVERHEAD in names and not paper.overhead_file(out).exists()
+        )
         return
     failures = []
     with resumable(out, "the same command"), Display(quiet=quiet, many=True) as display:
@@ -124,30 +126,34 @@ def _plan(cells: dict[str, Config], out: Path, workers: int, *, overhead: bool) 
     """What would run, and for how long."""
     step = costs.plain_step_seconds()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("run", "state", "minutes, about"):
-        table.add_column(heading, no_wrap=True)
-    total = 0.0
+    for heading, width in (("run", None), ("state", len("finished")), ("minutes, about", len("minutes, about"))):
+        table.add_column(heading, no_wrap=True, min_width=width)  # in a narrow terminal the first is cut, not these
+    works: dict[tuple[str, int], costs.Work] = {}  # seeds and data sets share it
+    left, total = 0, 0.0
     for label, config in cells.items():
         folder = cell_folder(out, config)
         if (folder / "summary.json").is_file():
             table.add_row(label, "finished", "")
             continue
-        work = costs.work(config.algorithm, paper.images_per_client(config))
-        seconds = paper.estimate(config, work, step, workers)
-        total += seconds
+        images = paper.images_per_client(config)
+        kind = (repr(config.algorithm), images)
+        if kind not in works:
+            works[kind] = costs.work(config.algorithm, images)
+        seconds = paper.estimate(config, works[kind], step, workers)
+        left, total = left + 1, total + seconds
         table.add_row(label, "begun" if folder.exists() else "to do", f"{seconds / 60:.1f}")
     console = Console(highlight=False)
     console.print(table)
     measured = " and the measurement of Table 1" if overhead else ""
     console.print(
-        f"{len(cells)} runs{measured}, about {total / 3600:.1f} hours with {workers} workers: a plain step takes "
-        f"{1000 * step:.0f} ms here, measured on three."
+        f"{left} of {len(cells)} runs{measured}, about {total / 3600:.1f} hours with {workers} workers: "
+        f"a plain step takes {1000 * step:.0f} ms here, measured on three."
     )
 
 
 def _measure_overhead(out: Path) -> None:
     """Table 1 into overhead.json, unless it is there."""
-    file = out / f"{paper.OVERHEAD}.json"
+    file = paper.overhead_file(out)
     if file.exists():
         return
     rows = {row.name: make_algorithm(row.algorithm, row.fields) for row in paper.ONE_STEP}

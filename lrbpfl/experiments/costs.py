@@ -23,6 +23,7 @@ from lrbpfl.trees import Tree
 EXAMPLES, LABELS = 300, 2  # of the client that is measured, as in CIFAR-10 with 10 % for training and 20 clients
 BATCH = 32  # of a plain step
 FORWARD = 1 / 3  # of a step's time: a pass without gradients, there being two more for them
+STEP = {"pfedbayes": 1.75}  # of a plain step's time, where far from 1, by `lrbpfl bench`: it draws every weight
 CLIENTS, COHORT, PUBLIC = 20, 5, 240  # in the federation, in a round, unlabelled inputs at the server
 
 

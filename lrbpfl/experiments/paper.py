@@ -5,10 +5,11 @@ below the paper's own in every table of methods: `local` and `fedavg-ft`. `label
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lrbpfl.experiments.config import Config, parse, unknown
-from lrbpfl.experiments.costs import BATCH, Work
+from lrbpfl.experiments.costs import BATCH, STEP, Work
 from lrbpfl.experiments.printed import (
     ACCURACY,
     ACCURACY_SMALL,
@@ -224,6 +225,7 @@ def estimate(config: Config, work: Work, step_seconds: float, workers: int) -> f
     clients, rounds = config.data.clients, config.federation.rounds
     judged = IMAGES * (1 - config.data.train_fraction) * work.predict
     at_clients = config.federation.cohort * rounds * work.round + clients * work.own + judged
+    step_seconds *= STEP.get(config.algorithm_name, 1.0)
     return (at_clients / workers + rounds * work.server) / BATCH * step_seconds
 
 
@@ -236,6 +238,11 @@ def check(items: Sequence[str], scale: str) -> list[str]:
         if item not in (*known, "all"):
             raise unknown("item", item, (*known, "all"))
     return known if "all" in items else list(dict.fromkeys(items))
+
+
+def overhead_file(root: Path) -> Path:
+    """Where the measurement behind Table 1 is kept."""
+    return root / f"{OVERHEAD}.json"
 
 
 def images_per_client(config: Config) -> int:

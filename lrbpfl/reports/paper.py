@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 
 from lrbpfl.experiments import costs
 from lrbpfl.experiments.cells import cell_folder
-from lrbpfl.experiments.paper import ITEMS, ONE_STEP, OVERHEAD, SCALES, Item, Run, images_per_client, runs
+from lrbpfl.experiments.paper import (
+    ITEMS,
+    ONE_STEP,
+    OVERHEAD,
+    SCALES,
+    Item,
+    Run,
+    images_per_client,
+    overhead_file,
+    runs,
+)
 from lrbpfl.experiments.printed import OVERHEAD as PRINTED_OVERHEAD
 from lrbpfl.experiments.runner import read_summary
 from lrbpfl.metrics.calibration import BINS
@@ -193,7 +203,7 @@ def _work_table(item: Item, scale: str, found: Found) -> str:
 
 def _overhead_page(root: Path) -> str | None:
     """Table 1, from the measurement in the folder."""
-    file = root / f"{OVERHEAD}.json"
+    file = overhead_file(root)
     if not file.is_file():
         return None
     measured = json.loads(file.read_text())

@@ -28,7 +28,7 @@ def test_the_list_names_every_item_and_scale(lrbpfl: Lrbpfl) -> None:
 
 def test_a_dry_run_tells_what_is_left_and_writes_nothing(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
     told = lrbpfl("paper", "run", "toy", "--dry-run")
-    assert told.code == 0 and told.out.count("to do") == 2 and "hours" in told.out
+    assert told.code == 0 and told.out.count("to do") == 2 and "2 of 2 runs, about 0.0 hours" in told.out
     assert list(tmp_path.iterdir()) == []
 
 

@@ -133,3 +133,5 @@ def test_an_estimate_counts_everybodys_steps() -> None:
     judged = 54_000 / 32 * 2 / 2
     assert estimate(run.config, work, step_seconds=0.1, workers=2) == pytest.approx((clients + judged + 40 * 3) * 0.1)
     assert images_per_client(run.config) == 300
+    seconds = {r.row.name: estimate(r.config, work, 0.1, 2) for r in runs("reliability", "mini", [0])}
+    assert seconds["pfedbayes"] == pytest.approx(1.75 * seconds["fedavg"])  # a step of it takes longer
