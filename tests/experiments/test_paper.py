@@ -1,6 +1,7 @@
 """The paper's items as grids: which runs they ask for, and what stands beside them."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,18 @@ from lrbpfl.errors import BadInput
 from lrbpfl.experiments import costs
 from lrbpfl.experiments.config import make_algorithm
 from lrbpfl.experiments.costs import Work
-from lrbpfl.experiments.paper import ITEMS, ONE_STEP, OVERHEAD, SCALES, Row, check, estimate, images_per_client, runs
+from lrbpfl.experiments.paper import (
+    ITEMS,
+    ONE_STEP,
+    OVERHEAD,
+    SCALES,
+    TUNED,
+    Row,
+    check,
+    estimate,
+    images_per_client,
+    runs,
+)
 from lrbpfl.experiments.store import fingerprint
 from lrbpfl.metrics.calibration import BINS
 
@@ -66,12 +78,14 @@ def test_lr_bpfl_has_the_fields_that_belong_to_the_setting(item: str, scale: str
     assert found == {name}
 
 
-def test_fine_tuning_takes_longer_steps_where_no_label_prior_helps() -> None:
-    def rate(item: str) -> float:
-        run = next(run for run in runs(item, "mini", [0]) if run.row.name == "fedavg-ft")
-        return float(dataclasses.asdict(run.config.algorithm)["ft_lr"])
+@pytest.mark.parametrize(("row", "rate", "without"), [("fedavg-ft", "ft_lr", 0.02), ("per-fedavg", "beta", 0.05)])
+def test_rates_that_depend_on_the_label_prior_follow_it(row: str, rate: str, without: float) -> None:
+    def value(item: str, scale: str) -> Any:
+        run = next(run for run in runs(item, scale, [0]) if run.row.name == row)
+        return dataclasses.asdict(run.config.algorithm)[rate]
 
-    assert (rate("calibration"), rate("label-prior")) == (0.02, 0.005)
+    assert (value("calibration", "mini"), value("label-prior", "mini")) == (without, TUNED[row][rate])
+    assert value("calibration", "paper") == value("label-prior", "paper")
 
 
 def test_items_share_runs() -> None:
