@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as nnf
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from lrbpfl.core.network import Params, forward, maskable
+from lrbpfl.core.network import Params, forward, maskable, parted
 from lrbpfl.errors import BadInput
 
 LogVariances = dict[str, Tensor]  # l by the name of a weight, of its shape
@@ -75,20 +75,10 @@ def noisy_logits(
 
     What a Sequential model computes before its first noisy layer is the same for all samples, and computed once.
     """
-    before, after = _parted(model, W, log_variances)
+    before, after = parted(model, log_variances)
     h = forward(before, W, x)
     with noise_on_outputs(model, variances(log_variances), rng, scale):
         return torch.stack([forward(after, W, h) for _ in range(samples)])
-
-
-def _parted(model: nn.Module, W: Params, log_variances: LogVariances) -> tuple[nn.Module, nn.Module]:
-    """A Sequential model's layers before the first noisy one, and the rest; of other models, nothing and everything."""
-    if isinstance(model, nn.Sequential):
-        noisy = {id(dict(model.named_parameters())[name]) for name in log_variances}
-        first = next(i for i, layer in enumerate(model) if noisy & {id(p) for p in layer.parameters()})
-        if all(name in W for part in (model[:first], model[first:]) for name, _ in part.named_parameters()):
-            return model[:first], model[first:]  # no weight of one part has its name in the other
-    return nn.Sequential(), model
 
 
 @contextmanager

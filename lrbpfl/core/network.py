@@ -1,5 +1,6 @@
 """Any nn.Module as a function of its parameters, and which of its layers take a mask."""
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import torch
@@ -122,6 +123,21 @@ def forward(model: nn.Module, params: Params, x: Tensor) -> Tensor:
     """Logits (batch, classes) of the model with these parameters; the module itself is never changed."""
     logits: Tensor = functional_call(model, _places(model, params), (inputs(x),), tie_weights=False)
     return logits
+
+
+def parted(model: nn.Module, names: Iterable[str]) -> tuple[nn.Module, nn.Module]:
+    """A Sequential model's layers before the first that holds one of these parameters, and the rest.
+
+    Of any other model, and where the two parts share a parameter: nothing and everything.
+    """
+    if isinstance(model, nn.Sequential):
+        own = dict(model.named_parameters())
+        wanted = {id(own[name]) for name in names}
+        first = next(i for i, layer in enumerate(model) if wanted & {id(p) for p in layer.parameters()})
+        parts = model[:first], model[first:]
+        if all(name in own for part in parts for name, _ in part.named_parameters()):
+            return parts
+    return nn.Sequential(), model
 
 
 def embedding(model: nn.Module, params: Params, x: Tensor) -> Tensor:

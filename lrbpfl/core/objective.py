@@ -11,7 +11,7 @@ from torch.nn import functional as nnf
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.masks import Gates, Masks, Noises
-from lrbpfl.core.network import Params, forward, inputs, maskable
+from lrbpfl.core.network import Params, forward, maskable, parted
 
 Likelihood = Literal["elbo", "mixture"]
 
@@ -25,14 +25,16 @@ def mask_logits(model: nn.Module, W: Params, masks: Masks, gates: Gates, noise: 
     """Logits under every sampled mask, (samples, batch, classes).
 
     One mask after the other: on a CPU a loop over materialised masks costs little more than as many plain passes.
+    What a Sequential model computes before its first masked layer is the same under all masks, and computed once.
     """
     layers = maskable(model)
     draws = {name: masking.factors(masks[name], gates[name], noise[name]) for name in masks}
-    x = inputs(x)
+    before, after = parted(model, masks)
+    h = forward(before, W, x)
 
     def one_mask(*factors: tuple[Tensor, Tensor]) -> Tensor:
         M = {name: masking.matrix(Q, R, layers[name].groups) for name, (Q, R) in zip(draws, factors, strict=True)}
-        return forward(model, masking.masked(W, M), x)
+        return forward(after, masking.masked(W, M), h)
 
     members = zip(*(zip(Q.unbind(), R.unbind(), strict=True) for Q, R in draws.values()), strict=True)
     return torch.stack([one_mask(*factors) for factors in members])

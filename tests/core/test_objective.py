@@ -10,8 +10,9 @@ from torch.nn import functional as nnf
 from lrbpfl.core import masks as masking
 from lrbpfl.core.gaussian import Gaussian
 from lrbpfl.core.masks import Gates, Mask, Masks
-from lrbpfl.core.network import init_params, maskable
+from lrbpfl.core.network import LayerKind, forward, init_params, maskable
 from lrbpfl.core.objective import free_energy, mask_logits, nll, plain_logits, probabilities
+from lrbpfl.models import cnn
 from lrbpfl.rng import generator
 
 SAMPLES, BATCH, CLASSES = 4, 9, 5
@@ -100,6 +101,34 @@ def test_mask_logits_scale_images_once() -> None:
     torch.testing.assert_close(
         mask_logits(model, W, masks, gates, noise, images), mask_logits(model, W, masks, gates, noise, scaled)
     )
+
+
+@pytest.mark.parametrize(("kind", "passes"), [("dense", 1), ("all", 3)])
+def test_what_comes_before_the_first_mask_is_computed_once(kind: LayerKind, passes: int) -> None:
+    """With the same logits and gradients as the whole network under each mask."""
+    model = cnn(3, (1, 8, 8))
+    layers = maskable(model, kind)
+    W = {name: w.requires_grad_() for name, w in init_params(model, generator(0), "kaiming").items()}
+    gates = {name: torch.tensor([math.inf, 0.5]) for name in layers}
+    masks = masking.init(layers, gates, spread=0.1, std=0.3, rng=generator(1))
+    noise = masking.draw(masks, 3, generator(2))
+    x = torch.randn(5, 1, 8, 8, generator=generator(3))
+    calls: list[int] = []
+    handle = model.get_submodule("conv1").register_forward_pre_hook(lambda module, args: calls.append(1))
+    logits = mask_logits(model, W, masks, gates, noise, x)
+    assert len(calls) == passes
+    handle.remove()
+    whole = []
+    for c in range(3):
+        M = {}
+        for name in layers:
+            Q, R = masking.factors(masks[name], gates[name], noise[name])
+            M[name] = masking.matrix(Q[c], R[c])
+        whole.append(forward(model, masking.masked(W, M), x))
+    expected = torch.stack(whole)
+    torch.testing.assert_close(logits, expected)
+    slopes = (torch.autograd.grad(out.square().sum(), list(W.values())) for out in (logits, expected))
+    torch.testing.assert_close(*slopes)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 9, 500])
