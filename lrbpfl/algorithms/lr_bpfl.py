@@ -96,8 +96,8 @@ class LRBPFL:
     server_lr: NonNegative = 1.0  # of the server's step towards the mean; paper: 1
     weights: Weights = "kaiming"  # of W^0; paper: unspecified
     init_spread: NonNegative = 0.01  # standard deviation of the initial means around 1 / sqrt(r_k); paper: unspecified
-    init_std: Positive = 0.36  # standard deviation of a fresh posterior, without data; paper: unspecified
-    init_precision: NonNegative = 0.13  # what an example per class adds to its 1 / std^2; paper: unspecified
+    init_std: Positive = 0.3  # standard deviation of a fresh posterior, without data; paper: unspecified
+    init_precision: NonNegative = 0.12  # what an example per class adds to its 1 / std^2; paper: unspecified
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         # Without a label prior a mask must go further: it has to silence the classes that its client does not have.
@@ -107,7 +107,6 @@ class LRBPFL:
             "mask_lr": 0.01,
             "adapt_lr": 0.01,
             "adapt_steps": 120,
-            "init_std": 0.3,
             "init_precision": 0.28,
         },
         "paper": {
