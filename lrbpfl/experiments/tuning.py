@@ -62,6 +62,8 @@ def _values(text: str) -> list[str]:
     found = [value.strip() for value in values.split(",") if value.strip()]
     if not (equals and key.strip() and found):
         raise BadInput(f"--vary {text!r} is not of the form section.key=value,value, e.g. algorithm.lr=0.01,0.1")
+    if key.strip() == "federation.seed":
+        raise BadInput("seeds are no change to compare: --seeds N runs every trial with N of them")
     return [f"{key.strip()}={value}" for value in found]
 
 

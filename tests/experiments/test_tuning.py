@@ -55,6 +55,11 @@ def test_a_variation_without_values_is_refused(tables: dict[str, Any], text: str
         plan(tables, [text], grid=False, seeds=1)
 
 
+def test_seeds_cannot_be_varied_because_every_trial_gets_the_same(tables: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="--seeds"):
+        plan(tables, ["federation.seed=1,2"], grid=False, seeds=1)
+
+
 def test_every_value_is_checked_before_anything_runs(tables: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=r"algorithm\.lr = -1"):
         plan(tables, ["algorithm.lr=0.1,-1.0"], grid=False, seeds=1)
