@@ -189,7 +189,7 @@ ONE_STEP = (  # fields with which a client's round is a single optimiser step
     Row("metavd", "metavd", _one),
     Row("pfedgp", "pfedgp", _one),
     Row("pfedbayes", "pfedbayes", {**_one, "personal_steps": 1}),
-    Row("lr-bpfl", "lr-bpfl:paper", {"mask_steps": 0, "model_steps": 1, "adapt_steps": 0}),
+    Row("lr-bpfl", "lr-bpfl", {"mask_steps": 0, "model_steps": 1, "samples": 4, "max_rank": 8, "adapt_steps": 0}),
     Row("local", "local", {**_one, "min_steps": 0}),
     Row("fedavg-ft", "fedavg-ft", {**_one, "ft_steps": 0}),
 )
