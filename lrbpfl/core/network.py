@@ -128,9 +128,9 @@ def forward(model: nn.Module, params: Params, x: Tensor) -> Tensor:
 def parted(model: nn.Module, names: Iterable[str]) -> tuple[nn.Module, nn.Module]:
     """A Sequential model's layers before the first that holds one of these parameters, and the rest.
 
-    Of any other model, and where the two parts share a parameter: nothing and everything.
+    Of other models, those derived from Sequential too, and where the two share a parameter: nothing and everything.
     """
-    if isinstance(model, nn.Sequential):
+    if type(model) is nn.Sequential:
         own = dict(model.named_parameters())
         wanted = {id(own[name]) for name in names}
         first = next(i for i, layer in enumerate(model) if wanted & {id(p) for p in layer.parameters()})

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from lrbpfl import trees
 from lrbpfl.core import masks as masking
-from lrbpfl.core.network import Layer, check, embedding, forward, head, init_params, inputs, maskable
+from lrbpfl.core.network import Layer, check, embedding, forward, head, init_params, inputs, maskable, parted
 from lrbpfl.core.objective import mask_logits
 from lrbpfl.errors import BadInput
 from lrbpfl.models import cnn
@@ -380,3 +380,25 @@ def test_the_embedding_passes_gradients_on() -> None:
 def test_the_embedding_of_a_bare_layer_is_its_input() -> None:
     x = torch.randn(4, 3)
     assert torch.equal(embedding(nn.Linear(3, 2), {}, x), x)
+
+
+class Own(nn.Sequential):
+    """A sequence that computes something else than its layers in turn, and is built in a way of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Conv1d(1, width, 1), nn.Flatten(), nn.Linear(4 * width, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self[2](self[1](self[0](x)).square())
+        return out
+
+
+def test_only_a_plain_sequence_is_parted() -> None:
+    plain = nn.Sequential(nn.Conv1d(1, 3, 1), nn.Flatten(), nn.Linear(12, 2))
+    before, after = parted(plain, ["2.weight"])
+    x = torch.randn(5, 1, 4)
+    assert [type(layer) for layer in before.children()] == [nn.Conv1d, nn.Flatten]
+    torch.testing.assert_close(after(before(x)), plain(x))
+    own = Own(3)
+    before, after = parted(own, ["2.weight"])
+    assert after is own and not list(before.children())
