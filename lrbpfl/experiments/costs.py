@@ -23,7 +23,9 @@ from lrbpfl.trees import Tree
 EXAMPLES, LABELS = 300, 2  # of the client that is measured, as in CIFAR-10 with 10 % for training and 20 clients
 BATCH = 32  # of a plain step
 FORWARD = 1 / 3  # of a step's time: a pass without gradients, there being two more for them
-STEP = {"pfedbayes": 1.75}  # of a plain step's time, where far from 1, by `lrbpfl bench`: it draws every weight
+# What an example costs, in those of a plain step, where counting passes misses much: by `lrbpfl bench` (pFedBayes draws
+# every weight) and by finished runs at the scale `mini`.
+STEP = {"pfedbayes": 1.75, "metavd": 1.9, "pfedgp": 1.4, "fedbe": 1.3}
 CLIENTS, COHORT, PUBLIC = 20, 5, 240  # in the federation, in a round, unlabelled inputs at the server
 
 
