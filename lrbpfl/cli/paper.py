@@ -86,7 +86,8 @@ def report(items: Sequence[str], scale: str, root: Path, out: Path) -> None:
             from lrbpfl.reports.figures import draw
 
             file = out / f"{name}.svg"
-            image = dict(draw(pages.results(name, scale, root))).get(f"{figure}.svg")
+            panels = pages.results(name, scale, root)
+            image = dict(draw(pages.one_list(panels), panels)).get(f"{figure}.svg")
             if image:
                 write_file(file, image)
                 text += f"\n![{paper.ITEMS[name].title}]({file.name})\n"

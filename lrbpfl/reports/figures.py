@@ -1,7 +1,7 @@
 """The figures of the report page as files, PNG and SVG, drawn with matplotlib."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -29,12 +29,17 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(results: Sequence[Result]) -> Iterator[tuple[str, bytes]]:
-    """Every figure as a file name and the file's bytes; a figure for which nothing was recorded is left out."""
+def draw(
+    results: Sequence[Result], panels: Mapping[str, Sequence[Result]] | None = None
+) -> Iterator[tuple[str, bytes]]:
+    """Every figure as a file name and the file's bytes; a figure for which nothing was recorded is left out.
+
+    `panels`, each with its title, part the runs of the scatter; in all of them a name has the same colour.
+    """
     with mpl.rc_context(STYLE):
         figures = {"learning": _learning(results), "reliability": _reliability(results)}
         if len(results) > 1:
-            figures["accuracy-ece"] = _scatter(results)
+            figures["accuracy-ece"] = _scatter(panels or {"": results})
         figures["new-clients"] = _new_clients(results)
         figures["ranks"] = _ranks(results)
         for name, figure in figures.items():
@@ -54,6 +59,10 @@ def _colour(i: int) -> str:
     return COLOURS[i % len(COLOURS)]
 
 
+def _marker(i: int) -> str:
+    return MARKERS[(i + i // len(MARKERS)) % len(MARKERS)]  # colours 0 and 5 are both blue
+
+
 def _dashes(i: int) -> str:
     return "--" if i // len(MARKERS) % 2 else "-"
 
@@ -68,39 +77,52 @@ def _learning(results: Sequence[Result]) -> Figure | None:
         axes = figure.add_subplot(1, 3, place + 1)
         for i, result in enumerate(results):
             rounds, values = _columns(result.curves[key], times)
-            axes.plot(rounds, values, _dashes(i), marker=MARKERS[i % 5], ms=4, color=_colour(i), label=result.name)
+            axes.plot(rounds, values, _dashes(i), marker=_marker(i), ms=4, color=_colour(i), label=result.name)
             if key == "ece_pooled":
                 axes.plot(*_columns(result.curves["ece_pooled_floor"], times), ":", lw=1, color=_colour(i))
         axes.set(title=f"{label} over rounds", xlabel="round", ylabel=label, xlim=(0, None))
         if key != "accuracy":
             axes.set_ylim(bottom=0)
-    figure.axes[0].legend(frameon=False)
+    _legend(figure)
     return figure
+
+
+def _legend(figure: Figure) -> None:
+    """One for all panels, beside them, so that it covers nothing."""
+    handles = {name: line for axes in figure.axes for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside right upper", frameon=False)
 
 
 def _columns(curve: Sequence[tuple[int, float]], times: float) -> tuple[list[int], list[float]]:
     return [t for t, _ in curve], [times * value for _, value in curve]
 
 
-def _scatter(results: Sequence[Result]) -> Figure | None:
+def _scatter(panels: Mapping[str, Sequence[Result]]) -> Figure | None:
     """Accuracy against pooled ECE, with interval and noise floor."""
-    judged = [(i, result) for i, result in enumerate(results) if result.scores.get("ece_pooled") is not None]
-    if not judged:
+    judged = {
+        title: [result for result in results if result.scores.get("ece_pooled") is not None]
+        for title, results in panels.items()
+    }
+    names = list(dict.fromkeys(result.name for results in judged.values() for result in results))
+    if not names:
         return None
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for i, result in judged:
-        s = result.scores
-        accuracy, ece = 100 * s["accuracy"], 100 * s["ece_pooled"]
-        axes.plot(accuracy, ece, MARKERS[i % 5], ms=8, color=_colour(i), label=result.name)
-        if s.get("ece_pooled_low") is not None:
-            axes.vlines(accuracy, 100 * s["ece_pooled_low"], 100 * s["ece_pooled_high"], color=_colour(i))
-        if s.get("ece_pooled_floor") is not None:
-            axes.plot(accuracy, 100 * s["ece_pooled_floor"], "_", ms=10, color=_colour(i))
-    axes.set(xlabel="accuracy, %", ylabel="pooled ECE, %")
-    axes.set_title("Accuracy and calibration error (bars: 95 % interval, short lines: floor)")
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    figure = Figure(figsize=(2 + 4 * len(judged), 4), layout="constrained")
+    figure.suptitle("Accuracy and calibration error (bars: 95 % interval, short lines: floor)")
+    shared: dict[str, Axes] = {}
+    for place, (title, results) in enumerate(judged.items()):
+        axes = figure.add_subplot(1, len(judged), place + 1, **shared)
+        shared = {"sharex": axes, "sharey": axes}
+        for result in results:
+            s, i = result.scores, names.index(result.name)
+            accuracy, ece = 100 * s["accuracy"], 100 * s["ece_pooled"]
+            axes.plot(accuracy, ece, _marker(i), ms=8, color=_colour(i), label=result.name)
+            if s.get("ece_pooled_low") is not None:
+                axes.vlines(accuracy, 100 * s["ece_pooled_low"], 100 * s["ece_pooled_high"], color=_colour(i))
+            if s.get("ece_pooled_floor") is not None:
+                axes.plot(accuracy, 100 * s["ece_pooled_floor"], "_", ms=10, color=_colour(i))
+        axes.set(xlabel="accuracy, %", ylabel="pooled ECE, %", title=title)
+    axes.set_ylim(bottom=0)  # once all is drawn: it ends the scaling of the axis, which the panels share
+    _legend(figure)
     return figure
 
 
@@ -119,7 +141,7 @@ def _new_clients(results: Sequence[Result]) -> Figure | None:
         for i, result in enumerate(results):
             if result.new:
                 over = [result.new.get(alpha, {}) for alpha in alphas]
-                style: dict[str, Any] = {"marker": MARKERS[i % 5], "ms": 4, "color": _colour(i)}
+                style: dict[str, Any] = {"marker": _marker(i), "ms": 4, "color": _colour(i)}
                 axes.plot(range(1, 1 + len(alphas)), _percent(over, key), _dashes(i), label=result.name, **style)
                 axes.plot([0], _percent([result.scores], key), **style)
                 axes.plot(range(1, 1 + len(alphas)), _percent(over, floor), ":_", lw=1, color=_colour(i))
@@ -128,7 +150,7 @@ def _new_clients(results: Sequence[Result]) -> Figure | None:
         axes.set(xlabel="alpha", ylabel=label, xticks=range(1 + len(alphas)), title=f"new clients: {label}")
         axes.set_xticklabels(["training", *(f"{alpha:g}" for alpha in alphas)])
         axes.set_ylim(bottom=0)
-    figure.axes[0].legend(frameon=False)
+    _legend(figure)
     return figure
 
 

@@ -89,7 +89,7 @@ function mark(run, x, y, r = 4) {
     () => svg("path", { d: `M${x} ${y - 1.2 * r}L${x + 1.2 * r} ${y + r}L${x - 1.2 * r} ${y + r}Z` }),
     () => svg("path", { d: `M${x} ${y + 1.2 * r}L${x + 1.2 * r} ${y - r}L${x - 1.2 * r} ${y - r}Z` }),
   ];
-  return fill(shapes[run % 5](), { class: "mark", style: colour(run) }, []);
+  return fill(shapes[(run + Math.floor(run / 5)) % 5](), { class: "mark", style: colour(run) }, []);
 }
 const dash = (run) => (Math.floor(run / 5) % 2 ? "6 3" : null);
 

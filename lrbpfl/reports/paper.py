@@ -92,7 +92,7 @@ def page(name: str, scale: str, root: Path) -> str | None:
         *(_score_table(item, i, found) for i in range(len(item.scores))),
     ]
     if item.bins:
-        parts.append(_bins_table(item, results(name, scale, root)))
+        parts.append(_bins_table(item, one_list(results(name, scale, root))))
     if len(item.rows) > 2:
         parts.append(_work_table(item, scale, found))
     return "\n\n".join(parts) + "\n"
@@ -108,15 +108,24 @@ def find(name: str, scale: str, root: Path) -> Found:
     return found
 
 
-def results(name: str, scale: str, root: Path) -> list[Result]:
-    """The finished runs of an item's first seed, under the names of their rows, for figures."""
-    chosen: dict[Path, str] = {}
-    several = len({json.dumps(column.data) for column in ITEMS[name].columns}) > 1
-    for (row, column), cell in find(name, scale, root).items():
-        folder = cell_folder(root, cell[0][0].config)
-        chosen.setdefault(folder, f"{row}, {column}" if several else row)
-    loaded = collect(list(chosen))
-    return [result._replace(name=label) for result, label in zip(loaded, chosen.values(), strict=True)]
+def results(name: str, scale: str, root: Path) -> dict[str, list[Result]]:
+    """The finished runs of an item's first seed, under the names of their rows, by the first column that shows them."""
+    chosen: dict[Path, tuple[str, str]] = {}
+    for spot, cell in find(name, scale, root).items():
+        chosen.setdefault(cell_folder(root, cell[0][0].config), spot)
+    panels: dict[str, list[Result]] = {}
+    for result, (row, column) in zip(collect(list(chosen)), chosen.values(), strict=True):
+        panels.setdefault(column, []).append(result._replace(name=row))
+    return panels
+
+
+def one_list(panels: Mapping[str, Sequence[Result]]) -> list[Result]:
+    """All runs, under the names of row and column where there are several columns."""
+    return [
+        result._replace(name=f"{result.name}, {column}") if len(panels) > 1 else result
+        for column, of_column in panels.items()
+        for result in of_column
+    ]
 
 
 def _score_table(item: Item, place: int, found: Found) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lrbpfl.reports.collect import collect
-from lrbpfl.reports.figures import draw
+from lrbpfl.reports.figures import COLOURS, draw
 from tests.reports.conftest import write_run
 
 ARMS: dict[str, tuple[float, ...]] = {"fedavg": (0.1, 1.0), "local": (0.5, 1.0), "fedbe": ()}
@@ -42,3 +42,21 @@ def test_new_clients_are_drawn_over_all_alphas_beside_those_that_trained(tmp_pat
     left = words[: words.index("alpha")]
     assert left == ["training", "0.1", "0.5", "1"]
     assert {"fedavg", "local"} <= set(words) and "fedbe" not in words
+
+
+def test_the_scatter_has_a_panel_for_each_kind_of_data_and_shows_every_run_in_its_colour(tmp_path: Path) -> None:
+    clean, noisy = (
+        [result._replace(name=name, scores={"accuracy": 0.3, "ece_pooled": ece}) for name, ece in eces.items()]
+        for result, eces in zip(
+            collect([write_run(tmp_path / "clean"), write_run(tmp_path / "noisy")]),
+            ({"fedavg": 0.1, "local": 0.2}, {"local": 0.9}),
+            strict=True,
+        )
+    )
+    svg = dict(draw([*clean, *noisy], {"as they are": clean, "with noise": noisy}))["accuracy-ece.svg"].decode()
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert {"as they are", "with noise"} <= set(words)
+    assert [words.count(name) for name in ("fedavg", "local")] == [1, 1]  # one legend for both
+    heights = {float(word) for word in words if re.fullmatch(r"[\d.]+", word)}
+    assert max(heights) >= 80  # the axis that the panels share reaches the highest point of the second
+    assert svg.count(COLOURS[1]) > svg.count(COLOURS[0])
