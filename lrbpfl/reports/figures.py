@@ -103,9 +103,9 @@ def _scatter(panels: Mapping[str, Sequence[Result]]) -> Figure | None:
         title: [result for result in results if result.scores.get("ece_pooled") is not None]
         for title, results in panels.items()
     }
-    names = list(dict.fromkeys(result.name for results in judged.values() for result in results))
-    if not names:
+    if not any(judged.values()):
         return None
+    names = list(dict.fromkeys(result.name for results in panels.values() for result in results))
     figure = Figure(figsize=(2 + 4 * len(judged), 4), layout="constrained")
     figure.suptitle("Accuracy and calibration error (bars: 95 % interval, short lines: floor)")
     shared: dict[str, Axes] = {}
