@@ -36,7 +36,7 @@ class Style(NamedTuple):
     times: float = 1.0
     floor: str | None = None  # the score of a calibrated model with the same confidences
     interval: tuple[str, str] | None = None  # the ends of its 95 % interval
-    larger_is_better: bool = False
+    larger_is_better: bool | None = False  # None: neither is better
 
 
 STYLES = {
@@ -51,7 +51,7 @@ STYLES = {
     "ece_pooled_debiased": Style("ECE, all clients pooled, without its bias", 3),
     "mce_pooled": Style("MCE: the largest gap of all bins, however few examples a bin has", 3),
     "ece_worst": Style("ECE of the worst client (floor)", 3, floor="ece_floor_worst"),
-    "rank": Style("Mean rank that clients keep", 2),
+    "rank": Style("Mean rank that clients keep", 2, larger_is_better=None),
 }
 
 Cell = Sequence[tuple[Run, Mapping[str, Any]]]  # one row and column: the finished runs, seed by seed, and their scores
@@ -76,19 +76,18 @@ def page(name: str, scale: str, root: Path) -> str | None:
     item, found = ITEMS[name], find(name, scale, root)
     if not found:
         return None
-    seeds = sorted({run.seed for cell in found.values() for run, _ in cell})
+    seeds = _seeds(item, found)
     finished = {run.config: scores for cell in found.values() for run, scores in cell}
     hours = sum(scores["seconds"] for scores in finished.values()) / 3600
     printed = " *paper*: the printed value, of a larger federation." if any(s.printed for s in item.scores) else ""
     rates = "rates tuned on validation data" if SCALES[scale].tuned else "rates as printed"
     parts = [
         f"# {item.title}",
-        f"Scale `{scale}`: {SCALES[scale]}, {rates}. Seeds: {', '.join(map(str, seeds))}. Runs: {len(finished)}, "
+        f"Scale `{scale}`: {SCALES[scale]}, {rates}. Seeds: {_told(seeds)}. Runs: {len(finished)}, "
         f"{hours:.1f} hours in all. Made by",
-        f"```\nlrbpfl paper run {name} --scale {scale} --seeds {max(seeds) + 1}\n"
-        f"lrbpfl paper report {name} --scale {scale}\n```",
+        _commands(name, scale, seeds),
         "Every client's own model after the last round, on its own test data. Over several seeds: mean ± standard "
-        f"deviation. The best of those with all seeds is bold.{printed}",
+        f"deviation. The best of several with all seeds is bold.{printed}",
         *(_score_table(item, i, found) for i in range(len(item.scores))),
     ]
     if item.bins:
@@ -96,6 +95,37 @@ def page(name: str, scale: str, root: Path) -> str | None:
     if len(item.rows) > 2:
         parts.append(_work_table(item, scale, found))
     return "\n\n".join(parts) + "\n"
+
+
+def _seeds(item: Item, found: Found) -> dict[str, int]:
+    """How many seeds, counted from 0, each column has of what it has most of."""
+    most: dict[str, int] = {}
+    for column in item.columns:
+        own = [run.seed + 1 for row in item.rows for run, _ in found.get((row.name, column.name), ())]
+        if own:
+            most[column.name] = max(own)
+    return most
+
+
+def _told(seeds: Mapping[str, int]) -> str:
+    """The seeds that all columns have and, in brackets, those of columns that have more."""
+
+    def listed(number: int) -> str:
+        return ", ".join(map(str, range(number)))
+
+    fewest = min(seeds.values())
+    more = [f"{column}: {listed(number)}" for column, number in seeds.items() if number > fewest]
+    return listed(fewest) + (f" ({'; '.join(more)})" if more else "")
+
+
+def _commands(name: str, scale: str, seeds: Mapping[str, int]) -> str:
+    """What makes the page: the seeds that all columns have, then those that only some have."""
+    made = f"lrbpfl paper run {name} --scale {scale} --seeds"
+    lines = [f"{made} {min(seeds.values())}"]
+    for number in sorted(set(seeds.values()))[1:]:
+        only = (f" --only '{column}'" for column, own in seeds.items() if own >= number)
+        lines.append(f"{made} {number}{''.join(only)}")
+    return "\n".join(["```", *lines, f"lrbpfl paper report {name} --scale {scale}", "```"])
 
 
 def find(name: str, scale: str, root: Path) -> Found:
@@ -142,7 +172,7 @@ def _score_table(item: Item, place: int, found: Found) -> str:
             complete = {rival: means[rival] for rival in rivals if len(found.get(rival, ())) == most}
             shown = _shown(found.get(spot, ()), key, style, most)
             best = _best(complete.values(), style)
-            won = best is not None and complete.get(spot) == best and len(item.rows) > 1
+            won = best is not None and complete.get(spot) == best
             cells.append(f"**{shown}**" if won else shown)
             if printed:
                 values = dict(zip((c.name for c in item.columns), printed.get(row.name, ()), strict=False))
@@ -158,8 +188,11 @@ def _mean(cell: Cell, key: str) -> float | None:
 
 
 def _best(means: Iterable[float | None], style: Style) -> float | None:
+    """The best of several means; None where there is but one, or no better and worse."""
     known = [mean for mean in means if mean is not None]
-    return (max if style.larger_is_better else min)(known, default=None)
+    if style.larger_is_better is None or len(known) < 2:
+        return None
+    return max(known) if style.larger_is_better else min(known)
 
 
 def _shown(cell: Cell, key: str, style: Style, most: int) -> str:

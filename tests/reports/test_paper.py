@@ -21,7 +21,7 @@ def finish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Finish:
     data = {"dataset": "digits", "new_clients": 2, "new_alpha": [0.5]}
     columns = (Column("old", data), Column("new", data, new_alpha=0.5))
     rows = (Row("fedavg", "fedavg"), Row("slow", "fedavg", {"lr": 0.01}))
-    scores = (Score("accuracy", {"fedavg": (50.0, 40.5)}), Score("ece_pooled"))
+    scores = (Score("accuracy", {"fedavg": (50.0, 40.5)}), Score("ece_pooled"), Score("rank"))
     monkeypatch.setitem(paper.ITEMS, "toy", Item("Toy", rows, columns, scores))
     monkeypatch.setitem(paper.SCALES, "mini", Scale(5, 2, 3))
 
@@ -50,12 +50,12 @@ def test_a_table_has_means_spreads_floors_and_printed_values(finish: Finish, tmp
     text = page("toy", "mini", tmp_path)
     assert text is not None
     accuracy = rows_of(text, "Accuracy")
-    assert accuracy["fedavg"] == ["**55.00 ± 7.07**", "50", "**25.00 ± 0.00**", "40.5"]
+    assert accuracy["fedavg"] == ["55.00 ± 7.07", "50", "25.00 ± 0.00", "40.5"]
     assert accuracy["slow"] == ["70.00 (1 of 2 seeds)", "–", "10.00 (1 of 2 seeds)", "–"]
-    assert rows_of(text, "ECE")["fedavg"] == ["**0.200 ± 0.141 (0.020)**", "–"]
+    assert rows_of(text, "ECE")["fedavg"] == ["0.200 ± 0.141 (0.020)", "–"]
     assert (
         "5 clients, 2 a round, 3 rounds, rates as printed" in text
-        and "Seeds: 0, 1" in text
+        and "Seeds: 0, 1." in text
         and "Runs: 3, 1.0 hours" in text
     )
 
@@ -65,7 +65,35 @@ def test_a_single_seed_has_its_interval(finish: Finish, tmp_path: Path) -> None:
     finish("slow", 0, ece_pooled=0.1, ece_pooled_floor=0.01, **interval, new={"0.5": {"ece_pooled": 0.2}}, seconds=1.0)
     text = page("toy", "mini", tmp_path)
     assert text is not None
-    assert rows_of(text, "ECE")["slow"] == ["**0.100 (0.010; 0.080 to 0.125)**", "**0.200**"]
+    assert rows_of(text, "ECE")["slow"] == ["0.100 (0.010; 0.080 to 0.125)", "0.200"]
+
+
+def test_the_best_of_several_is_bold_where_one_is_better(finish: Finish, tmp_path: Path) -> None:
+    finish("fedavg", 0, accuracy=0.5, ece_pooled=0.1, rank=2.0, new={"0.5": {"accuracy": 0.2}}, seconds=1.0)
+    finish("slow", 0, accuracy=0.7, ece_pooled=0.2, rank=1.0, new={"0.5": {"accuracy": 0.1}}, seconds=1.0)
+    text = page("toy", "mini", tmp_path)
+    assert text is not None
+    assert rows_of(text, "Accuracy") == {
+        "fedavg": ["50.00", "50", "**20.00**", "40.5"],
+        "slow": ["**70.00**", "–", "10.00", "–"],
+    }
+    assert rows_of(text, "ECE") == {"fedavg": ["**0.100**", "–"], "slow": ["0.200", "–"]}
+    assert rows_of(text, "Mean rank") == {"fedavg": ["2.00", "–"], "slow": ["1.00", "–"]}
+
+
+def test_a_page_names_the_commands_that_make_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    columns = tuple(Column(f"skew {skew}", {"dataset": "digits", "skew": skew}) for skew in (0.5, 1.0, 2.0))
+    item = Item("Toy", (Row("fedavg", "fedavg"),), columns, (Score("accuracy"),))
+    monkeypatch.setitem(paper.ITEMS, "toy", item)
+    for run in runs("toy", "mini", range(3)):
+        if run.seed == 0 or run.column.name == "skew 1.0":
+            folder = cell_folder(tmp_path, run.config)
+            folder.mkdir()
+            (folder / "summary.json").write_text(json.dumps({"fedavg": {"accuracy": 0.5, "seconds": 1.0}}))
+    text = page("toy", "mini", tmp_path)
+    assert text is not None and "Seeds: 0 (skew 1.0: 0, 1, 2). Runs: 5" in text
+    start = "lrbpfl paper run toy --scale mini --seeds"
+    assert f"{start} 1\n{start} 3 --only 'skew 1.0'\nlrbpfl paper report toy --scale mini\n" in text
 
 
 def test_what_is_not_finished_is_a_dash(finish: Finish, tmp_path: Path) -> None:
