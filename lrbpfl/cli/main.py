@@ -192,13 +192,14 @@ def paper_report(
         list[str] | None, typer.Argument(metavar="[ITEM]...", help="All that are finished if none.")
     ] = None,
     scale: ScaleName = "mini",
+    seeds: Annotated[int | None, typer.Option(help="At most so many, from 0 on; else all.", min=1)] = None,
     runs: PaperRuns = Path("runs/paper"),
     out: Annotated[Path, typer.Option("--out", "-o", help="A directory for the pages.")] = Path("docs/results"),
 ) -> None:
     """Write each item as a Markdown page with our scores beside the printed ones, and its figure."""
     from lrbpfl.cli import paper
 
-    paper.report(items or ["all"], scale, runs, out)
+    paper.report(items or ["all"], scale, seeds, runs, out)
 
 
 @app.callback(invoke_without_command=True)

@@ -72,13 +72,13 @@ def run(
         sys.exit(1)
 
 
-def report(items: Sequence[str], scale: str, root: Path, out: Path) -> None:
+def report(items: Sequence[str], scale: str, seeds: int | None, root: Path, out: Path) -> None:
     """Write a page for each item of which something is finished, and its figure."""
     names = paper.check(items, scale)
     drawn = find_spec("matplotlib") is not None
     written = []
     for name in names:
-        text = pages.page(name, scale, root)
+        text = pages.page(name, scale, root, seeds)
         if text is None:
             continue
         figure = paper.ITEMS[name].figure if name in paper.ITEMS else None

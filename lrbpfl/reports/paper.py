@@ -24,7 +24,7 @@ from lrbpfl.experiments.runner import read_summary
 from lrbpfl.metrics.calibration import BINS
 from lrbpfl.reports.collect import Result, collect
 
-MOST_SEEDS = 20  # that a report looks for
+MOST_SEEDS = 20  # that a report looks for if it is not told
 DASH = "–"
 
 
@@ -69,11 +69,11 @@ def scored(root: Path, run: Run) -> Mapping[str, Any] | None:
     return {"seconds": scores["seconds"], **scores["new"][str(run.column.new_alpha)]}
 
 
-def page(name: str, scale: str, root: Path) -> str | None:
-    """One item as a Markdown page; None if nothing of it is finished."""
+def page(name: str, scale: str, root: Path, most: int | None = None) -> str | None:
+    """One item as a Markdown page, of its first `most` seeds; None if nothing of it is finished."""
     if name == OVERHEAD:
         return _overhead_page(root)
-    item, found = ITEMS[name], find(name, scale, root)
+    item, found = ITEMS[name], find(name, scale, root, most or MOST_SEEDS)
     if not found:
         return None
     seeds = _seeds(item, found)
@@ -85,7 +85,7 @@ def page(name: str, scale: str, root: Path) -> str | None:
         f"# {item.title}",
         f"Scale `{scale}`: {SCALES[scale]}, {rates}. Seeds: {_told(seeds)}. Runs: {len(finished)}, "
         f"{hours:.1f} hours in all. Made by",
-        _commands(name, scale, seeds),
+        _commands(name, scale, seeds, f" --seeds {most}" if most else ""),
         "Every client's own model after the last round, on its own test data. Over several seeds: mean ± standard "
         f"deviation. The best of several with all seeds is bold.{printed}",
         *(_score_table(item, i, found) for i in range(len(item.scores))),
@@ -118,20 +118,20 @@ def _told(seeds: Mapping[str, int]) -> str:
     return listed(fewest) + (f" ({'; '.join(more)})" if more else "")
 
 
-def _commands(name: str, scale: str, seeds: Mapping[str, int]) -> str:
+def _commands(name: str, scale: str, seeds: Mapping[str, int], kept_to: str) -> str:
     """What makes the page: the seeds that all columns have, then those that only some have."""
     made = f"lrbpfl paper run {name} --scale {scale} --seeds"
     lines = [f"{made} {min(seeds.values())}"]
     for number in sorted(set(seeds.values()))[1:]:
         only = (f" --only '{column}'" for column, own in seeds.items() if own >= number)
         lines.append(f"{made} {number}{''.join(only)}")
-    return "\n".join(["```", *lines, f"lrbpfl paper report {name} --scale {scale}", "```"])
+    return "\n".join(["```", *lines, f"lrbpfl paper report {name} --scale {scale}{kept_to}", "```"])
 
 
-def find(name: str, scale: str, root: Path) -> Found:
-    """Everything of an item that is finished."""
+def find(name: str, scale: str, root: Path, seeds: int) -> Found:
+    """Everything of an item's first seeds that is finished."""
     found: dict[tuple[str, str], list[tuple[Run, Mapping[str, Any]]]] = {}
-    for run in runs(name, scale, range(MOST_SEEDS)):
+    for run in runs(name, scale, range(seeds)):
         scores = scored(root, run)
         if scores is not None:
             found.setdefault((run.row.name, run.column.name), []).append((run, scores))
@@ -141,7 +141,7 @@ def find(name: str, scale: str, root: Path) -> Found:
 def results(name: str, scale: str, root: Path) -> dict[str, list[Result]]:
     """The finished runs of an item's first seed, under the names of their rows, by the first column that shows them."""
     chosen: dict[Path, tuple[str, str]] = {}
-    for spot, cell in find(name, scale, root).items():
+    for spot, cell in find(name, scale, root, MOST_SEEDS).items():
         chosen.setdefault(cell_folder(root, cell[0][0].config), spot)
     panels: dict[str, list[Result]] = {}
     for result, (row, column) in zip(collect(list(chosen)), chosen.values(), strict=True):

@@ -53,6 +53,9 @@ def test_a_table_has_means_spreads_floors_and_printed_values(finish: Finish, tmp
     assert accuracy["fedavg"] == ["55.00 ± 7.07", "50", "25.00 ± 0.00", "40.5"]
     assert accuracy["slow"] == ["70.00 (1 of 2 seeds)", "–", "10.00 (1 of 2 seeds)", "–"]
     assert rows_of(text, "ECE")["fedavg"] == ["0.200 ± 0.141 (0.020)", "–"]
+    first = page("toy", "mini", tmp_path, 1)
+    assert first is not None and "report toy --scale mini --seeds 1\n" in first
+    assert rows_of(first, "Accuracy")["fedavg"] == ["50.00", "50", "**25.00**", "40.5"]
     assert (
         "5 clients, 2 a round, 3 rounds, rates as printed" in text
         and "Seeds: 0, 1." in text
