@@ -136,7 +136,10 @@ ITEMS = {
     ),
     "coordinate": Item(
         "Table: coordinate descent against joint steps",
-        [Row("joint", "lr-bpfl", {"update": "joint"}), Row("coordinate", "lr-bpfl")],
+        [
+            Row("joint", "lr-bpfl", {"update": "joint", "mask_steps": 20}),  # where rates are tuned, W makes 20 in both
+            Row("coordinate", "lr-bpfl"),
+        ],
         SMALL,
         (
             Score("accuracy", _with(COORDINATE, 0)),
