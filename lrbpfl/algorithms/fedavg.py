@@ -1,7 +1,8 @@
 """FedAvg (McMahan, Moore, Ramage, Hampson and Aguera y Arcas, AISTATS 2017, arXiv:1602.05629), Algorithm 1.
 
-Departures: local work is counted in mini-batch steps instead of epochs, and the learning rate does not decay; both as
-in the experiments of the LR-BPFL paper. Every client, seen or new, predicts with the global model.
+Departures: local work is counted in mini-batch steps instead of epochs, and the learning rate decays only by the pace
+of the rounds, if at all; both as in the experiments of the LR-BPFL paper. Every client, seen or new, predicts with the
+global model.
 """
 
 from collections.abc import Iterable
@@ -50,7 +51,7 @@ class FedAvg:
     ) -> tuple[Params, None, Info]:
         """R steps w <- w - eta grad f_k(w; batch)."""
         steps = batches(data, self.batch_size, self.local_steps, rng)
-        (w,), loss = descend(objective(task, data), (message,), steps, (Rate("sgd", self.lr),))
+        (w,), loss = descend(objective(task, data), (message,), steps, (Rate("sgd", self.lr * task.pace),))
         return w, None, {"loss": loss}
 
     def server_aggregate(self, task: Task, server: Params, updates: Iterable[Update], rng: Generator) -> Params:

@@ -71,6 +71,7 @@ class LRBPFL:
     gate_init: float = 3.5  # gamma at the start; paper: 3.5
     gate_penalty: NonNegative = 30.0  # weight of sum lambda^2 in F; paper: 0.1
     prior_variance: Positive = 0.1  # of p(Q) and p(R); paper: 0.1
+    mask_mean: Positive = 1.0  # of a mask's entries under the prior, and at the start; paper: 1
     temperature: NonNegative = 1.0  # weight of the KL; paper: 1
     likelihood: Likelihood = "elbo"  # mean of logs (paper), or log of the mean over the C masks
     mask_layers: LayerKind = "all"  # which layers carry masks; paper: all
@@ -95,7 +96,7 @@ class LRBPFL:
     server_optimiser: ServerOptimiser = "mean"  # what the server does with the clients' mean; paper: takes it
     server_lr: NonNegative = 1.0  # of the server's step towards the mean; paper: 1
     weights: Weights = "kaiming"  # of W^0; paper: unspecified
-    init_spread: NonNegative = 0.01  # standard deviation of the initial means around 1 / sqrt(r_k); paper: unspecified
+    init_spread: NonNegative = 0.01  # standard deviation of the initial means around the prior's; paper: unspecified
     init_std: Positive = 0.3  # standard deviation of a fresh posterior, without data; paper: unspecified
     init_precision: NonNegative = 0.28  # what an example per class adds to its 1 / std^2; paper: unspecified
 
@@ -151,7 +152,7 @@ class LRBPFL:
                 lambda W, batch: self._nll(task, W, masks, gates, batch, data, rng),
                 (message,),
                 self._batches(data, self.model_steps, rng),
-                (Rate(self.model_optimiser, self.model_lr, self.model_decay),),
+                (Rate(self.model_optimiser, self.model_lr * task.pace, self.model_decay),),
             )
         if self.adaptive_rank:
             gates = {name: gating.prune(gamma, self.threshold) for name, gamma in gates.items()}  # Eq. (10)
@@ -216,7 +217,7 @@ class LRBPFL:
             (
                 Rate(self.mask_optimiser, self.mask_lr),
                 Rate(self.gate_optimiser, self.gate_lr),
-                Rate(self.model_optimiser, self.model_lr, self.model_decay),
+                Rate(self.model_optimiser, self.model_lr * task.pace, self.model_decay),
             ),
         )
         return W, masks, gates, loss
@@ -228,7 +229,7 @@ class LRBPFL:
             layers = masking.with_bias(layers, dict(task.model.named_parameters()))
         evidence = 0.0 if y is None else examples_per_class(y)
         std = (self.init_std**-2 + self.init_precision * evidence) ** -0.5
-        return masking.init(layers, gates, spread=self.init_spread, std=std, rng=rng)
+        return masking.init(layers, gates, spread=self.init_spread, std=std, rng=rng, mask_mean=self.mask_mean)
 
     def _batches(self, data: Data, steps: int, rng: Generator) -> Iterator[Data]:
         return batches(data, self.batch_size, steps, rng)
@@ -253,6 +254,7 @@ class LRBPFL:
             num_data=len(data.y),
             temperature=self.temperature,
             gate_penalty=self.gate_penalty,
+            mask_mean=self.mask_mean,
         )
 
 

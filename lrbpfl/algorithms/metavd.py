@@ -151,7 +151,7 @@ class MetaVD:
             return nll(self._averaged(logits) + log_prior, batch.y) + message.kl_weight * dropout.kl(W, log_variance)
 
         steps = batches(data, self.batch_size, self.local_steps, rng)
-        rate = Rate("sgd", self.lr)
+        rate = Rate("sgd", self.lr * task.pace)
         (W, log_variance), mean = descend(loss, (message.W, message.log_variance), steps, (rate, rate), self.clip)
         return Message(W=W, log_variance=log_variance, kl_weight=message.kl_weight), None, {"loss": mean}
 

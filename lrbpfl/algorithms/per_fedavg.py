@@ -57,7 +57,7 @@ class PerFedAvg:
         w, losses = message, []
         for triple in zip(D, D1, D2, strict=True):
             gradient, loss = meta_gradient(f, w, *triple, alpha=self.alpha, variant=self.variant)
-            w = trees.tree_map(lambda w, g: w - self.beta * g, w, gradient)
+            w = trees.tree_map(lambda w, g: w - self.beta * task.pace * g, w, gradient)
             losses.append(loss)
         return w, None, {"loss": sum(losses) / len(losses)}
 

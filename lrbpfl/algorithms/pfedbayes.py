@@ -111,7 +111,7 @@ class PFedBayes:
             objective,
             (_flat(client.q if client.started else message), _flat(message)),
             self._schedule(batches(data, self.batch_size, self.local_steps, rng)),
-            (Rate(self.personal_optimiser, self.personal_lr), Rate(self.global_optimiser, self.global_lr)),
+            (Rate(self.personal_optimiser, self.personal_lr), Rate(self.global_optimiser, self.global_lr * task.pace)),
         )
         kept = Client(q=_named(q, message), started=torch.ones_like(client.started))
         return _named(w, message), kept, {"loss": loss * (self.personal_steps + 1) / self.personal_steps}

@@ -107,7 +107,7 @@ class PFedGP:
             lambda w, part: self._loss(self._embed(task, w, part.x), part.y, tree, means, rng),
             (message,),
             (self._part(data, rng) for _ in range(self.local_steps)),
-            (Rate(self.optimiser, self.lr, self.decay),),
+            (Rate(self.optimiser, self.lr * task.pace, self.decay),),
             clip=self.clip,
         )
         return w, None, {"loss": loss}

@@ -55,7 +55,8 @@ class PFedMe:
     ) -> tuple[Params, None, Info]:
         """R steps on the Moreau envelope; w_k goes up."""
         f = objective(task, data)
-        w, loss = self.descend_envelope(f, message, batches(data, self.batch_size, self.local_steps, rng))
+        steps = batches(data, self.batch_size, self.local_steps, rng)
+        w, loss = self.descend_envelope(f, message, steps, pace=task.pace)
         return w, None, {"loss": loss}
 
     def server_aggregate(self, task: Task, server: Params, updates: Iterable[Update], rng: Generator) -> Params:
@@ -74,12 +75,15 @@ class PFedMe:
         """One sample: the softmax of the personal network, (1, n, classes)."""
         return softmax(task, personal, x)
 
-    def descend_envelope(self, f: Objective, w: Params, data: Iterable[Data]) -> tuple[Params, float]:
+    def descend_envelope(
+        self, f: Objective, w: Params, data: Iterable[Data], *, pace: float = 1.0
+    ) -> tuple[Params, float]:
         """One step w <- w - eta lambda (w - theta) per batch, theta by K steps; and the mean of the inner problem."""
         theta, losses = w, []
+        step = self.global_lr * pace * self.lam
         for batch in data:
             theta, loss = self.approach(f, w if self.restart else theta, w, [batch] * self.inner_steps)
-            w = trees.tree_map(lambda w, theta: w - self.global_lr * self.lam * (w - theta), w, theta)
+            w = trees.tree_map(lambda w, theta: w - step * (w - theta), w, theta)
             losses.append(loss)
         return w, sum(losses) / len(losses)
 

@@ -24,7 +24,7 @@ Info = dict[str, float]  # what a client tells about its training, for curves an
 
 
 class Task(NamedTuple):
-    """What every party knows before round 0; constant during a run."""
+    """What every party knows before round 0; constant during a run, but for the pace of a round."""
 
     model: nn.Module  # a template: called with explicit parameters, never trained
     num_classes: int
@@ -33,6 +33,7 @@ class Task(NamedTuple):
     public: Tensor | None = None  # unlabelled inputs at the server
     num_clients: int = 0  # that take part in training, with the ids below it; 0 if nobody said how many
     class_names: tuple[str, ...] | None = None  # (num_classes,) for readers of results; no algorithm reads them
+    pace: float = 1.0  # of this round: multiplies the rate of the network that clients train together (`local`: alone)
 
 
 class Update(NamedTuple):

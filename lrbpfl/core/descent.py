@@ -11,6 +11,7 @@ from lrbpfl import trees
 from lrbpfl.trees import Tree
 
 OptimiserName = Literal["sgd", "momentum", "adam"]  # plain SGD, SGD with momentum 0.9, Adam
+Schedule = Literal["constant", "cosine"]  # of rates over the rounds
 
 
 class Data(NamedTuple):
@@ -26,6 +27,11 @@ class Rate(NamedTuple):
     optimiser: OptimiserName
     lr: float
     decay: float = 0.0  # decay * parameter joins its gradient
+
+
+def pace(schedule: Schedule, t: int, rounds: int) -> float:
+    """What multiplies the rates in round t of so many: 1, or half a cosine from 1 at the start to 0 after the last."""
+    return 1.0 if schedule == "constant" else (1 + math.cos(math.pi * t / rounds)) / 2
 
 
 def batches(data: Data, batch_size: int, steps: int, rng: Generator) -> Iterator[Data]:

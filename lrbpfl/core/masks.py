@@ -30,17 +30,22 @@ Gates = dict[str, Tensor]  # gamma (r_max,) by the same name
 Noises = dict[str, Noise]
 
 
-def prior_mean(gamma: Tensor) -> float:
-    """The prior mean of every factor, 1 / sqrt(r_k): the prior mask is 1 on average whatever the current rank."""
-    return 1 / math.sqrt(gating.rank(gamma))
+def prior_mean(gamma: Tensor, mask_mean: float = 1.0) -> float:
+    """The prior mean of every factor, 1 / sqrt(r_k): the prior mask is 1 on average whatever the current rank.
+
+    Or sqrt(mask_mean / r_k), so that it is `mask_mean` on average.
+    """
+    return math.sqrt(mask_mean) / math.sqrt(gating.rank(gamma))
 
 
-def init(layers: dict[str, Layer], gates: Gates, *, spread: float, std: float, rng: Generator) -> Masks:
-    """Fresh posteriors: means N(1 / sqrt(r_k), spread^2), standard deviations std."""
+def init(
+    layers: dict[str, Layer], gates: Gates, *, spread: float, std: float, rng: Generator, mask_mean: float = 1.0
+) -> Masks:
+    """Fresh posteriors: means N(prior mean, spread^2), standard deviations std."""
 
     def factor(size: int, gamma: Tensor) -> Gaussian:
         noise = torch.randn(size, len(gamma), generator=rng).to(gamma)
-        return gaussian(prior_mean(gamma) + spread * noise, std)
+        return gaussian(prior_mean(gamma, mask_mean) + spread * noise, std)
 
     return {
         name: Mask(Q=factor(layer.outputs, gates[name]), R=factor(layer.inputs, gates[name]))
@@ -119,9 +124,11 @@ def masked(W: Params, M: dict[str, Tensor]) -> Params:
     return G
 
 
-def kl_divergence(masks: Masks, gates: Gates, prior_std: float) -> Tensor:
-    """KL(q || p) of all factors in closed form, p = N(1 / sqrt(r_k), prior_std^2); closed ranks are no part of it."""
-    factors = [(open_ranks(q, gates[name]), prior_mean(gates[name])) for name, mask in masks.items() for q in mask]
+def kl_divergence(masks: Masks, gates: Gates, prior_std: float, mask_mean: float = 1.0) -> Tensor:
+    """KL(q || p) of all factors in closed form, p = N(prior mean, prior_std^2); closed ranks are no part of it."""
+    factors = [
+        (open_ranks(q, gates[name]), prior_mean(gates[name], mask_mean)) for name, mask in masks.items() for q in mask
+    ]
     q = Gaussian(
         mean=torch.cat([q.mean.flatten() for q, _ in factors]),
         rho=torch.cat([q.rho.flatten() for q, _ in factors]),

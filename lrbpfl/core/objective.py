@@ -53,13 +53,21 @@ def nll(logits: Tensor, y: Tensor, likelihood: Likelihood = "elbo") -> Tensor:
 
 
 def free_energy(
-    nll: Tensor, masks: Masks, gates: Gates, *, prior_std: float, num_data: int, temperature: float, gate_penalty: float
+    nll: Tensor,
+    masks: Masks,
+    gates: Gates,
+    *,
+    prior_std: float,
+    num_data: int,
+    temperature: float,
+    gate_penalty: float,
+    mask_mean: float = 1.0,
 ) -> Tensor:
     """F / n = NLL per example + (temperature * KL(q || p) + gate_penalty * sum lambda^2) / n.  Eq. (8)
 
     The one place where KL and penalty are divided by the number of examples.
     """
-    kl = masking.kl_divergence(masks, gates, prior_std)
+    kl = masking.kl_divergence(masks, gates, prior_std, mask_mean)
     penalty = torch.stack([gating.penalty(gamma) for gamma in gates.values()]).sum()
     return nll + (temperature * kl + gate_penalty * penalty) / num_data
 

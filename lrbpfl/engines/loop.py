@@ -100,7 +100,7 @@ def federate(
     `task.num_clients` on, are in no cohort and evaluated after the last round only. A client without a valid upload
     takes no part in the round; a round without any leaves the server as it is.
     """
-    algorithm, task, clients, seed, _ = engine.federation
+    algorithm, task, clients, seed, *_ = engine.federation
     training = engine.federation.training
     if not 1 <= cohort <= len(training):
         raise BadInput(f"a cohort of {cohort} cannot be drawn from {len(training)} clients")

@@ -36,11 +36,16 @@ class Federation(NamedTuple):
     clients: tuple[ClientData, ...]
     seed: int
     device: str = "cpu"
+    paces: tuple[float, ...] = ()  # of the task in each round; 1 in rounds that it does not reach
 
     @property
     def training(self) -> range:
         """The ids of the clients that take part in rounds; any after them are new, and judged after the last round."""
         return range(self.task.num_clients or len(self.clients))
+
+    def task_of(self, t: int) -> Task:
+        """The task at the pace of round t."""
+        return self.task._replace(pace=self.paces[t]) if t < len(self.paces) else self.task
 
     def to_device(self, tree: Tree) -> Tree:
         """The tree on the device where clients compute, in one memory layout: layout, too, can decide the last bit."""
@@ -90,9 +95,10 @@ class Evaluated(NamedTuple):
 def update_client(federation: Federation, message: Tree, state: Tree, t: int, k: int) -> Trained:
     """Round t at client k."""
     began = time.perf_counter()
-    algorithm, task, clients, seed, _ = federation
+    algorithm, _, clients, seed, *_ = federation
     message, state, data = (federation.to_device(tree) for tree in (message, state, clients[k].train))
-    upload, state, info = algorithm.client_update(task, message, state, data, generator(seed, "update", t, k))
+    rng = generator(seed, "update", t, k)
+    upload, state, info = algorithm.client_update(federation.task_of(t), message, state, data, rng)
     upload, state = (trees.tree_map(lambda leaf: leaf.cpu(), tree) for tree in (upload, state))
     return Trained(upload=upload, state=state, info=info, seconds=time.perf_counter() - began)
 
@@ -100,7 +106,7 @@ def update_client(federation: Federation, message: Tree, state: Tree, t: int, k:
 def evaluate_client(federation: Federation, message: Tree, state: Tree, t: int, k: int) -> Evaluated:
     """Client k's own model after t rounds, judged on its own test data."""
     began = time.perf_counter()
-    algorithm, task, clients, seed, _ = federation
+    algorithm, task, clients, seed, *_ = federation
     message, state, train, test = (
         federation.to_device(tree) for tree in (message, state, clients[k].train, clients[k].test)
     )

@@ -11,7 +11,7 @@ from rich.progress import track
 from torch import Tensor
 
 from lrbpfl.algorithms.protocol import Task
-from lrbpfl.core.descent import Data
+from lrbpfl.core.descent import Data, pace
 from lrbpfl.data import (
     Corruption,
     Dataset,
@@ -33,7 +33,7 @@ from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import ClientData, Federation, check_federation
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.config import Config, DataSection
+from lrbpfl.experiments.config import Config, DataSection, FederationSection
 from lrbpfl.models import MODELS
 from lrbpfl.rng import numpy_generator
 
@@ -69,9 +69,14 @@ def build_federation(config: Config, *, progress: bool = False) -> Federation:
         clients=tuple(clients),
         seed=config.federation.seed,
         device=_device(config.engine.device),
+        paces=_paces(config.federation),
     )
     check_federation(federation)
     return federation
+
+
+def _paces(config: FederationSection) -> tuple[float, ...]:
+    return tuple(pace(config.schedule, t, config.rounds) for t in range(config.rounds))
 
 
 def build_engine(config: Config, federation: Federation) -> Engine:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.protocol import Algorithm
+from lrbpfl.core.descent import Schedule
 from lrbpfl.data import PARTITIONS
 from lrbpfl.errors import BadInput
 from lrbpfl.models import MODELS
@@ -30,6 +31,10 @@ class Section(BaseModel):
     """A section of a configuration: unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    def idle(self) -> set[str]:
+        """Keys of what is switched off: they are not written down, and change no number."""
+        return set()
 
 
 class DataSection(Section):
@@ -53,7 +58,7 @@ class DataSection(Section):
     new_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def idle(self) -> set[str]:
-        """Keys of what is switched off: they are not written down, and change no number."""
+        """Keys of what is switched off."""
         corruptions = set() if self.corruptions else {"corruptions"}
         return corruptions if self.new_clients else {*corruptions, "new_clients", "new_alpha", "new_fraction"}
 
@@ -63,12 +68,17 @@ class FederationSection(Section):
 
     rounds: Count = 20  # T
     cohort: Count = 5  # clients a round, tau K
+    schedule: Schedule = "constant"  # of the shared network's rate over the rounds; cosine: falling to 0
     seed: Annotated[int, Field(ge=0)] = 0
     evaluate_every: Annotated[int, Field(ge=0)] = 5  # rounds; 0: after the last one only
     evaluate_on: Literal["test", "validation"] = "test"
     model: str = "auto"
     # Epsilon of the clients' class frequencies in the likelihood; 0: off. None: what the algorithm asks for.
     label_prior: Annotated[float, Field(ge=0)] | None = None
+
+    def idle(self) -> set[str]:
+        """Keys of what is switched off."""
+        return {"schedule"} if self.schedule == "constant" else set()
 
 
 class EngineSection(Section):
@@ -96,8 +106,8 @@ class Config:
     def tables(self) -> dict[str, dict[str, Any]]:
         """The configuration as nested tables of plain values, every default spelled out but for what is off."""
         fields = dataclasses.asdict(self.algorithm)
-        tables = {name: getattr(self, name).model_dump(exclude_none=True) for name in SECTIONS}
-        tables["data"] = {key: value for key, value in tables["data"].items() if key not in self.data.idle()}
+        sections: dict[str, Section] = {name: getattr(self, name) for name in SECTIONS}
+        tables = {name: s.model_dump(exclude_none=True, exclude=s.idle()) for name, s in sections.items()}
         return {**tables, "algorithm": {"name": self.algorithm_name, **fields}}
 
     def identity(self) -> dict[str, dict[str, Any]]:

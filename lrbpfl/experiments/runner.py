@@ -73,7 +73,7 @@ def _write_names(file: Path, names: Iterable[str]) -> None:
 
 
 def _go(run: Run, config: Config, federation: Federation, progress: Progress) -> dict[str, Any]:
-    algorithm, task, _, seed, _ = federation
+    algorithm, task, _, seed, *_ = federation
     template = algorithm.init_server(task, generator(seed, "server"))
     checkpoint = run.load_checkpoint(config, template, {k: fresh_state(federation, k) for k in federation.training})
     alphas = alphas_of_new(config.data, len(federation.training))

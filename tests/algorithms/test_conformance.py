@@ -171,6 +171,19 @@ def test_the_upload_has_the_structure_of_the_message(case: Case) -> None:
     assert bool(trees.leaves(case.message)) == bool(trees.leaves(case.run.server)), "a server is there to send"
 
 
+def test_the_pace_of_a_round_scales_what_is_sent(case: Case) -> None:
+    """At pace 0 the network comes back as it was sent, at half the pace neither so nor as at the whole one."""
+    algorithm, task, _, message, client, data, *_ = case
+
+    def trained(pace: float) -> Tree:
+        upload, kept, _ = algorithm.client_update(task._replace(pace=pace), message, client, data, generator(0))
+        return upload if trees.leaves(message) else kept.W  # a site alone sends nothing
+
+    sent = message if trees.leaves(message) else client.W
+    assert trees.equal(trained(0.0), sent)
+    assert not trees.equal(trained(0.5), sent) and not trees.equal(trained(0.5), trained(1.0))
+
+
 def test_an_unseen_client_is_served(case: Case) -> None:
     algorithm, task = case.algorithm, case.task
     message = algorithm.broadcast(task, case.run.server, NEW)

@@ -29,6 +29,7 @@ PRINTED = {
     "gate_init": 3.5,
     "gate_penalty": 0.1,
     "prior_variance": 0.1,
+    "mask_mean": 1.0,
     "temperature": 1.0,
     "likelihood": "elbo",
     "samples": 4,
@@ -343,13 +344,14 @@ def test_a_mask_step_by_hand(toy: Toy) -> None:
         "batch_size": 8,
     }
     fields |= {"temperature": 2.5, "prior_variance": 0.04, "gate_penalty": 20.0, "init_spread": 0.2, "init_std": 1e-7}
+    fields["mask_mean"] = 0.8
     data, run = copies(n), start(LRBPFL(max_rank=3), toy)
     before, after = (
         LRBPFL(adapt_steps=steps, **fields).personalise(toy.task, run.server.W, run.clients[0], data, generator(0))
         for steps in (0, 1)
     )
     masks, gates = trees.tree_map(lambda p: p.clone().requires_grad_(), (before.masks, before.gates))
-    prior = Normal(1 / math.sqrt(3), math.sqrt(0.04))
+    prior = Normal(math.sqrt(0.8 / 3), math.sqrt(0.04))
     posteriors = [Normal(q.mean, torch.nn.functional.softplus(q.rho)) for mask in masks.values() for q in mask]
     kl = sum(kl_divergence(q, prior).sum() for q in posteriors)
     penalty = sum((torch.sigmoid(gamma[1:]) ** 2).sum() for gamma in gates.values())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from lrbpfl import trees
-from lrbpfl.core.descent import Data, OptimiserName, Rate, batches, descend
+from lrbpfl.core.descent import Data, OptimiserName, Rate, batches, descend, pace
 from lrbpfl.core.network import Params, forward
 from lrbpfl.rng import generator
 
@@ -47,6 +47,17 @@ def test_batches_are_decided_by_the_generator() -> None:
 def test_passes_come_in_different_orders() -> None:
     first, second = (batch.y.tolist() for batch in batches(numbered(30), 30, 2, generator(0)))
     assert first != second and first != sorted(first)
+
+
+def test_the_cosine_is_that_of_torch() -> None:
+    rate = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(rate, T_max=40)
+    for t in range(40):
+        assert pace("constant", t, 40) == 1.0
+        assert pace("cosine", t, 40) == pytest.approx(rate.param_groups[0]["lr"], abs=1e-12)
+        rate.step()
+        schedule.step()
+    assert pace("cosine", 0, 1) == 1.0, "a lone round is a whole one"
 
 
 CENTRE = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)

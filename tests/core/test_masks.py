@@ -235,6 +235,20 @@ def test_the_prior_mask_is_one_on_average(rank: int) -> None:
     torch.testing.assert_close(masking.matrix(means, means), torch.ones(5, 5))
 
 
+@pytest.mark.parametrize("mask_mean", [0.5, 1.0, 2.0])
+def test_the_prior_mask_has_the_asked_mean(mask_mean: float) -> None:
+    model, gates = tiny(), {name: torch.tensor([INF, 3.5, -INF]) for name in maskable(tiny())}
+    masks = masking.init(maskable(model), gates, spread=0.0, std=0.3, rng=generator(0), mask_mean=mask_mean)
+    for mask in masks.values():
+        M = masking.matrix(mask.Q.mean.T[:2], mask.R.mean.T[:2])
+        torch.testing.assert_close(M, torch.full_like(M, mask_mean))
+    assert masking.kl_divergence(masks, gates, 0.3, mask_mean).item() == pytest.approx(0, abs=1e-4)
+    distance = 2**-0.5 * (math.sqrt(mask_mean) - 1)
+    open_numbers = sum(2 * len(q.mean) for mask in masks.values() for q in mask)
+    expected = open_numbers * kl_divergence(Normal(distance, 0.3), Normal(0.0, 0.3)).item()
+    assert masking.kl_divergence(masks, gates, 0.3).item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
 def test_fresh_masks_have_the_asked_moments() -> None:
     gates = {"w": torch.tensor([INF, 3.5, 3.5, 3.5])}
     layer = maskable(nn.Linear(3000, 2000))["weight"]

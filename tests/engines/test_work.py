@@ -59,7 +59,7 @@ class Views:
 @pytest.mark.parametrize("name", ["views", *ALGORITHMS])
 def test_own_and_shared_tensors_make_up_the_personal_model(name: str) -> None:
     federation = line(Views()) if name == "views" else noise(ALGORITHMS[name](), nn.Linear(5, 3), (5,))
-    algorithm, task, clients, seed, _ = federation
+    algorithm, task, clients, seed, *_ = federation
     message = algorithm.broadcast(task, algorithm.init_server(task, generator(seed, "server")), 1)
     state = fresh_state(federation, 1)
     evaluated = evaluate_client(federation, message, state, 2, 1)
@@ -95,6 +95,13 @@ def test_an_update_is_drawn_from_the_address_of_round_and_client() -> None:
     assert torch.equal(first, again)
     assert torch.equal(first, 2 + torch.randn(3, generator=generator(federation.seed, "update", 1, 2)))
     assert not torch.equal(first, update_client(federation, message, state, 2, 2).upload["w"])
+
+
+def test_an_update_has_the_pace_of_its_round() -> None:
+    federation = noise(ALGORITHMS["fedavg"](), nn.Linear(5, 3), (5,))._replace(paces=(1.0, 0.0))
+    message = federation.algorithm.init_server(federation.task, generator(0))
+    moved = [not trees.equal(update_client(federation, message, None, t, 0).upload, message) for t in range(3)]
+    assert moved == [True, False, True], "past the last pace given, a whole one"
 
 
 def test_a_client_trains_on_its_training_data_and_is_judged_on_its_test_data() -> None:

@@ -174,6 +174,13 @@ def test_the_task_carries_what_the_configuration_says(configure: Configure) -> N
     assert not federation.task.model.training
 
 
+def test_every_round_has_the_pace_of_the_schedule(configure: Configure) -> None:
+    federation = build_federation(configure(federation={"schedule": "cosine", "rounds": 4}))
+    assert [federation.task_of(t).pace for t in range(4)] == pytest.approx([1.0, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5])
+    steady = build_federation(configure(federation={"rounds": 4}))
+    assert [steady.task_of(t).pace for t in range(4)] == [1.0] * 4
+
+
 def test_the_engine_is_the_one_asked_for(configure: Configure) -> None:
     federation = build_federation(configure())
     assert isinstance(build_engine(configure(), federation), Serial)

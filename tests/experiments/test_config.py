@@ -151,6 +151,7 @@ def test_a_name_that_resembles_nothing_still_lists_what_there_is() -> None:
         ("federation", "seed", -1),
         ("federation", "evaluate_every", -1),
         ("federation", "evaluate_on", "train"),
+        ("federation", "schedule", "linear"),
         ("federation", "label_prior", -0.5),
         ("federation", "label_prior", nan),
         ("federation", "model", 3),
@@ -271,7 +272,13 @@ def test_what_computes_is_no_part_of_the_identity() -> None:
 
 @pytest.mark.parametrize(
     ("section", "key", "value"),
-    [("federation", "rounds", 21), ("federation", "seed", 1), ("data", "clients", 11), ("algorithm", "model_lr", 0.1)],
+    [
+        ("federation", "rounds", 21),
+        ("federation", "seed", 1),
+        ("federation", "schedule", "cosine"),
+        ("data", "clients", 11),
+        ("algorithm", "model_lr", 0.1),
+    ],
 )
 def test_whatever_changes_a_number_changes_the_identity(section: str, key: str, value: object) -> None:
     assert identity(**{section: {key: value}}) != identity()
@@ -315,6 +322,8 @@ def test_what_is_off_is_not_written_down() -> None:
     assert not keys & set(parse({}).tables()["data"])
     assert not keys & set(parse({"data": {"new_alpha": 3.0, "new_fraction": 0.5}}).tables()["data"])
     assert parse({"data": {"new_clients": 2, "corruptions": True}}).tables()["data"].keys() >= keys - {"new_fraction"}
+    assert "schedule" not in parse({}).tables()["federation"]
+    assert parse({"federation": {"schedule": "cosine"}}).tables()["federation"]["schedule"] == "cosine"
 
 
 @pytest.mark.parametrize(
