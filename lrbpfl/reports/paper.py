@@ -231,14 +231,17 @@ def _bins_table(item: Item, loaded: Iterable[Result]) -> str:
 def _work_table(item: Item, scale: str, found: Found) -> str:
     """What clients compute, in plain steps: examples that go forward, and back, divided by a batch."""
     clients, cohort, rounds, _ = SCALES[scale]
-    first = {row: cell[0][0] for (row, _), cell in reversed(list(found.items()))}
     lines = []
     for row in item.rows:
-        if row.name in first:
-            config = first[row.name].config
+        configs = [cell[0][0].config for (name, _), cell in found.items() if name == row.name]
+        shares: dict[tuple[str, ...], float] = {}  # of the images, for training: the first with so much work
+        for config in configs:
             work = costs.work(config.algorithm, images_per_client(config))
             whole = work.round * cohort * rounds / clients + work.own
-            lines.append([row.name, *(f"{part / costs.BATCH:,.0f}" for part in (work.round, work.own, whole))])
+            parts = tuple(f"{part / costs.BATCH:,.0f}" for part in (work.round, work.own, whole))
+            shares.setdefault(parts, config.data.train_fraction)
+        for parts, share in shares.items():
+            lines.append([f"{row.name}, {100 * share:g} % for training" if len(shares) > 1 else row.name, *parts])
     heads = ["", "a round at one client", "its own model at the end", "the whole run, per client"]
     return f"## Client compute, in plain steps of 32 examples\n\n{markdown(heads, lines)}"
 

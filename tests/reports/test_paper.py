@@ -105,3 +105,22 @@ def test_what_is_not_finished_is_a_dash(finish: Finish, tmp_path: Path) -> None:
     text = page("toy", "mini", tmp_path)
     assert text is not None and rows_of(text, "Accuracy")["fedavg"] == ["–", "50", "–", "40.5"]
     assert scored(tmp_path, next(iter(runs("toy", "mini", [1])))) is None
+
+
+def test_compute_that_depends_on_the_data_is_told_for_each_share(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A Gaussian process sees all of a client's images, or 600; steps of FedAvg are on 32, however many there are."""
+    columns = tuple(Column(f"{share}", {"dataset": "cifar10", "train_fraction": share}) for share in (0.1, 0.4))
+    rows = tuple(Row(name, name) for name in ("pfedgp", "fedavg", "per-fedavg"))
+    monkeypatch.setitem(paper.ITEMS, "toy", Item("Toy", rows, columns, (Score("accuracy"),)))
+    for run in runs("toy", "mini", [0]):
+        folder = cell_folder(tmp_path, run.config)
+        folder.mkdir()
+        (folder / "summary.json").write_text(json.dumps({run.config.algorithm_name: {"accuracy": 0.5, "seconds": 1.0}}))
+    text = page("toy", "mini", tmp_path)
+    assert text is not None
+    compute = rows_of(text, "Client compute")
+    small, large = (compute.pop(f"pfedgp, {share} % for training") for share in (10, 40))
+    assert [int(large[i]) / int(small[i]) for i in (0, 2)] == pytest.approx([2, 2], rel=0.05)
+    assert compute == {"fedavg": ["20", "0", "160"], "per-fedavg": ["40", "1", "321"]}
