@@ -279,9 +279,9 @@ TUNED: dict[str, dict[str, Any]] = {
     "pfedbayes": {"weights": "kaiming", "zeta": 3.0},
     "local": {"weights": "kaiming", "local_steps": 6},
     "per-fedavg": {"weights": "kaiming", "beta": 0.1},
-    "fedavg-ft": {"weights": "kaiming", "lr": 0.02, "ft_lr": 0.005},
+    "fedavg-ft": {"weights": "kaiming", "ft_lr": 0.005},
 }
 WITHOUT_PRIOR: dict[str, dict[str, Any]] = {  # what differs without a label prior
     "per-fedavg": {"beta": 0.05},
-    "fedavg-ft": {"lr": 0.1, "ft_lr": 0.02},
+    "fedavg-ft": {"ft_lr": 0.02},
 }
