@@ -36,7 +36,7 @@ class Federation(NamedTuple):
     clients: tuple[ClientData, ...]
     seed: int
     device: str = "cpu"
-    paces: tuple[float, ...] = ()  # of the task in each round; 1 in rounds that it does not reach
+    paces: tuple[float, ...] = ()  # of the task in each round; 1 in rounds beyond them
 
     @property
     def training(self) -> range:
