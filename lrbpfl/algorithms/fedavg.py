@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
-from lrbpfl import trees
+from lrbpfl.algorithms import server_step
 from lrbpfl.algorithms.plain import Personal, objective, personal_model, softmax
 from lrbpfl.algorithms.protocol import (
     STRICT,
@@ -23,7 +23,7 @@ from lrbpfl.algorithms.protocol import (
     first_params,
 )
 from lrbpfl.core.descent import Data, Rate, batches, descend
-from lrbpfl.core.network import Params, Weights
+from lrbpfl.core.network import Params, Weights, rows_of_classes
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -34,6 +34,7 @@ class FedAvg:
     lr: NonNegative = 0.1  # eta, plain SGD; 0.1 in the LR-BPFL paper
     batch_size: Count = 32  # B; 32 in the LR-BPFL paper
     weights: Weights = "uniform"  # of w_0; torch's own, with which the rate of 0.1 is stable
+    class_rows: bool = False  # the mean of a class's row of the last layer: by how far clients moved it; ours
 
     def init_server(self, task: Task, rng: Generator) -> Params:
         """The network w_0."""
@@ -56,8 +57,8 @@ class FedAvg:
 
     def server_aggregate(self, task: Task, server: Params, updates: Iterable[Update], rng: Generator) -> Params:
         """w_{t+1} = sum_k (n_k / n) w_k over the clients of this round."""
-        mean: Params = trees.mean((u.upload, u.num_examples) for u in updates)
-        return mean
+        rows = rows_of_classes(task.model, task.num_classes) if self.class_rows else ()
+        return server_step.mean(server, updates, rows)
 
     def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Personal:
         """The global network as it is."""

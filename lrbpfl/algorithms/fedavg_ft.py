@@ -29,6 +29,7 @@ class FedAvgFT:
     lr: NonNegative = 0.1  # eta, plain SGD; as FedAvg
     batch_size: Count = 32  # B, in training and in fine-tuning; as FedAvg
     weights: Weights = "uniform"  # of w_0; as FedAvg
+    class_rows: bool = False  # the mean of a class's row of the last layer: by how far clients moved it; ours
     ft_steps: Steps = 20  # mini-batch steps of fine-tuning before a client predicts; 0 is FedAvg
     ft_lr: NonNegative = 0.02  # of fine-tuning, plain SGD; from rough probes, not tuned
 
@@ -64,4 +65,10 @@ class FedAvgFT:
         return softmax(task, personal, x)
 
     def _fedavg(self) -> FedAvg:
-        return FedAvg(local_steps=self.local_steps, lr=self.lr, batch_size=self.batch_size, weights=self.weights)
+        return FedAvg(
+            local_steps=self.local_steps,
+            lr=self.lr,
+            batch_size=self.batch_size,
+            weights=self.weights,
+            class_rows=self.class_rows,
+        )

@@ -15,7 +15,6 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
-from lrbpfl import trees
 from lrbpfl.algorithms import server_step
 from lrbpfl.algorithms.protocol import (
     STRICT,
@@ -35,7 +34,7 @@ from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data, OptimiserName, Rate, batches, descend
 from lrbpfl.core.masks import Gates, Masks
-from lrbpfl.core.network import LayerKind, Params, Weights, maskable
+from lrbpfl.core.network import LayerKind, Params, Weights, maskable, rows_of_classes
 from lrbpfl.core.objective import Likelihood, free_energy, mask_logits, nll, probabilities
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
@@ -61,9 +60,9 @@ class Personal(NamedTuple):
 class LRBPFL:
     """One shared deterministic network W, and a private low-rank Bayesian mask at every client."""
 
-    # Epsilon of the clients' class frequencies in the likelihood when `federation.label_prior` does not say otherwise;
-    # in the presets they have no part.
-    LABEL_PRIOR: ClassVar[float] = 0.1
+    # What smooths the clients' class frequencies in the likelihood when `federation.label_prior` does not say
+    # otherwise; in the presets they have no part.
+    LABEL_PRIOR: ClassVar[float] = 1.0
 
     max_rank: Count = 2  # r_max; paper: 8
     adaptive_rank: bool = True  # train and prune the gates; off: every mask keeps r_max ranks
@@ -93,6 +92,7 @@ class LRBPFL:
     gate_optimiser: OptimiserName = "sgd"  # of gamma; Adam would close all gates alike, however useful their ranks
     model_optimiser: OptimiserName = "momentum"  # of W; paper: gradient descent
     model_decay: NonNegative = 0.0  # weight decay of W; paper: unspecified, 0.0005 in its code
+    class_rows: bool = True  # the mean of a class's row of the last layer: by how far clients moved it; paper: plain
     server_optimiser: ServerOptimiser = "mean"  # what the server does with the clients' mean; paper: takes it
     server_lr: NonNegative = 1.0  # of the server's step towards the mean; paper: 1
     weights: Weights = "kaiming"  # of W^0; paper: unspecified
@@ -102,7 +102,7 @@ class LRBPFL:
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         # Without a label prior a mask must go further: it has to silence the classes that its client does not have.
-        "no-prior": {"mask_lr": 0.01, "adapt_lr": 0.01, "adapt_steps": 120},
+        "no-prior": {"mask_lr": 0.01, "adapt_lr": 0.01, "adapt_steps": 120, "class_rows": False},
         "paper": {
             "max_rank": 8,
             "samples": 4,
@@ -118,6 +118,7 @@ class LRBPFL:
             "adapt_lr": 0.01,
             "init_std": 0.05,
             "init_precision": 0.0,
+            "class_rows": False,
             "gate_penalty": 0.1,
         },
     }
@@ -162,7 +163,8 @@ class LRBPFL:
 
     def server_aggregate(self, task: Task, server: Server, updates: Iterable[Update], rng: Generator) -> Server:
         """W^{t+1} = sum_k l_k W_k^t, l_k proportional to the clients' data, or a step towards it."""
-        mean = trees.mean((u.upload, u.num_examples) for u in updates)
+        rows = rows_of_classes(task.model, task.num_classes) if self.class_rows else ()
+        mean = server_step.mean(server.W, updates, rows)
         return server_step.step(server, mean, self.server_optimiser, self.server_lr)
 
     def personalise(self, task: Task, message: Params, client: Client, data: Data, rng: Generator) -> Personal:

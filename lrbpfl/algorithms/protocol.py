@@ -29,7 +29,7 @@ class Task(NamedTuple):
     model: nn.Module  # a template: called with explicit parameters, never trained
     num_classes: int
     pretrained: bool = False  # start from the template's own parameters, whatever the algorithm would start from
-    label_prior: float = 0.0  # epsilon of the client's smoothed class frequencies in the likelihood; 0 leaves them out
+    label_prior: float = 0.0  # examples, shared out among all classes, that smooth a client's frequencies; 0: none used
     public: Tensor | None = None  # unlabelled inputs at the server
     num_clients: int = 0  # that take part in training, with the ids below it; 0 if nobody said how many
     class_names: tuple[str, ...] | None = None  # (num_classes,) for readers of results; no algorithm reads them
@@ -86,11 +86,11 @@ def first_params(task: Task, weights: Weights, rng: Generator) -> Params:
 
 
 def log_label_prior(task: Task, y: Tensor) -> Tensor:
-    """The log of the client's smoothed class frequencies, log((n_c + eps) / (n + C eps)), or zeros: (classes,).
+    """The log of the client's smoothed class frequencies, log((n_c + eps / C) / (n + eps)), or zeros: (classes,).
 
     Added to the logits in training and at prediction, it spares the network from unlearning the classes a client lacks.
     """
     if task.label_prior == 0.0:
         return torch.zeros(task.num_classes, device=y.device)
-    counts = torch.bincount(y, minlength=task.num_classes).float() + task.label_prior
+    counts = torch.bincount(y, minlength=task.num_classes).float() + task.label_prior / task.num_classes
     return torch.log(counts / counts.sum())

@@ -1,14 +1,17 @@
-"""What a server does with the clients' mean: take it as it is, or step towards it with a memory.
+"""The clients' mean, and what a server does with it: take it as it is, or step towards it with a memory.
 
-The second is FedOpt (Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, ICLR 2021, arXiv:2003.00295),
+The latter is FedOpt (Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, ICLR 2021, arXiv:2003.00295),
 Algorithm 2: the way from the mean back to the server's network is taken for a gradient.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from lrbpfl import trees
+from lrbpfl.algorithms.protocol import Update
 from lrbpfl.core.network import Params
 
 ServerOptimiser = Literal["mean", "momentum", "adam"]  # FedAvg's server, FedAvgM's, FedAdam's
@@ -28,6 +31,37 @@ def start(W: Params, optimiser: ServerOptimiser) -> Server:
     zeros = trees.tree_map(torch.zeros_like, W)
     squares = trees.tree_map(lambda w: torch.full_like(w, TAU**2), W)
     return Server(W=W, m=None if optimiser == "mean" else zeros, v=squares if optimiser == "adam" else None)
+
+
+def mean(W: Params, updates: Iterable[Update], rows: Sequence[str] = ()) -> Params:
+    """The clients' networks averaged, l_k proportional to their data: sum_k l_k W_k.
+
+    `rows` names parameters with one row for each class. In a row's mean a client counts by how far it moved that row
+    from W, too: W_c + sum_k l_k d_kc Delta_kc / sum_k l_k d_kc with d_kc = |Delta_kc|. Those who never saw a class and
+    left its row alone do not hold back the few who trained it; nobody has to say which classes it has.
+    """
+    moves = {name: torch.zeros_like(W[name]) for name in rows}
+    weights = {name: W[name].new_zeros(len(W[name])) for name in rows}
+
+    def passing() -> Iterator[tuple[Params, float]]:
+        for update in updates:
+            for name in rows:
+                delta = update.upload[name] - W[name]
+                weight = update.num_examples * delta.reshape(len(delta), -1).norm(dim=1)
+                moves[name] += delta * _down(weight, delta)
+                weights[name] += weight
+            yield update.upload, update.num_examples
+
+    average: Params = trees.mean(passing())
+    for name, weight in weights.items():
+        moved = moves[name] / _down(weight.clamp(min=torch.finfo(weight.dtype).tiny), moves[name])
+        average = {**average, name: W[name] + moved}
+    return average
+
+
+def _down(weight: Tensor, rows: Tensor) -> Tensor:
+    """One number for each row, shaped to multiply the rows."""
+    return weight.reshape(-1, *(1,) * (rows.dim() - 1))
 
 
 def step(server: Server, mean: Params, optimiser: ServerOptimiser, lr: float) -> Server:

@@ -70,6 +70,18 @@ def head(model: nn.Module) -> tuple[str, ...]:
     return names
 
 
+def rows_of_classes(model: nn.Module, num_classes: int) -> tuple[str, ...]:
+    """The names of parameters with one row for each class: the last layer's, if that is a Linear with as many outputs.
+
+    Of other models: none.
+    """
+    try:
+        names = head(model)
+    except BadInput:
+        return ()
+    return names if len(dict(model.named_parameters())[names[0]]) == num_classes else ()
+
+
 def check(model: nn.Module) -> None:
     """Refuse what would break a promise in silence: batch statistics and noise that no seed reaches."""
     for name, module in model.named_modules():

@@ -73,7 +73,8 @@ class FederationSection(Section):
     evaluate_every: Annotated[int, Field(ge=0)] = 5  # rounds; 0: after the last one only
     evaluate_on: Literal["test", "validation"] = "test"
     model: str = "auto"
-    # Epsilon of the clients' class frequencies in the likelihood; 0: off. None: what the algorithm asks for.
+    # Examples, shared out among all classes, that smooth a client's class frequencies, which then join the likelihood;
+    # 0: they do not. None: what the algorithm asks for.
     label_prior: Annotated[float, Field(ge=0)] | None = None
 
     def idle(self) -> set[str]:

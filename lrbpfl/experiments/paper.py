@@ -182,7 +182,7 @@ ITEMS = {
     "label-prior": Item(
         "Beyond the paper: every method with the client's label prior",
         ALL,
-        [column._replace(federation={"label_prior": 0.1}) for column in SMALL],
+        [column._replace(federation={"label_prior": 1.0}) for column in SMALL],
         (Score("ece_pooled"), *FURTHER),
     ),
 }
@@ -273,7 +273,7 @@ def _config(row: Row, column: Column, scale: Scale, seed: int, workers: int) -> 
 # docs/recipe.md.
 TUNED: dict[str, dict[str, Any]] = {
     "fedavg": {"weights": "kaiming"},
-    "fedbe": {"weights": "kaiming", "lr": 0.1},
+    "fedbe": {"weights": "kaiming", "lr": 0.1, "temperature": 1.0},
     "metavd": {"weights": "kaiming", "lr": 0.05},
     "pfedme": {"weights": "kaiming"},
     "pfedbayes": {"weights": "kaiming", "zeta": 3.0},

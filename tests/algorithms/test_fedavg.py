@@ -2,12 +2,14 @@
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
 from lrbpfl import trees
 from lrbpfl.algorithms.fedavg import FedAvg
+from lrbpfl.algorithms.fedavg_ft import FedAvgFT
 from lrbpfl.algorithms.protocol import Task, Update
 from lrbpfl.core.descent import Data, Rate, batches, descend
 from lrbpfl.core.network import Params
@@ -125,5 +127,16 @@ def test_the_label_prior_reweights_the_softmax(toy: Toy) -> None:
     plain = predict(FedAvg(), toy.task, W, None, data, x)
     frequencies = (torch.bincount(data.y, minlength=4) + 0.5) / (len(data.y) + 2)
     expected = plain * frequencies
-    got = predict(FedAvg(), toy.task._replace(label_prior=0.5), W, None, data, x)
+    got = predict(FedAvg(), toy.task._replace(label_prior=2.0), W, None, data, x)
     torch.testing.assert_close(got, expected / expected.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(class_rows=True), FedAvgFT(class_rows=True)])
+def test_a_class_that_one_client_trained_keeps_its_row(toy: Toy, algorithm: FedAvg | FedAvgFT) -> None:
+    """By plain means one of two clients with as many data would get half of its way; other layers still do."""
+    w = algorithm.init_server(toy.task, generator(0))
+    moved = {**w, "fc1.bias": w["fc1.bias"] + 1, "fc2.bias": w["fc2.bias"] + torch.tensor([0.0, 1.0, 0.0, 0.0])}
+    updates = [Update(0, 5, moved), Update(1, 5, w)]
+    after = algorithm.server_aggregate(toy.task, w, updates, generator(0))
+    assert trees.equal(after["fc2.bias"], moved["fc2.bias"]) and trees.equal(after["fc2.weight"], w["fc2.weight"])
+    torch.testing.assert_close(after["fc1.bias"], w["fc1.bias"] + 0.5)

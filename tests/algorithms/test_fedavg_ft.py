@@ -66,7 +66,7 @@ def test_one_step_of_fine_tuning_by_hand() -> None:
     """
     zero, x = {"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}, torch.tensor([[3.0]])
     data, algorithm = Data(x=x, y=torch.tensor([0])), FedAvgFT(ft_steps=1, ft_lr=0.1)
-    for label_prior, frequencies in ((0.0, [0.5, 0.5]), (1.0, [2 / 3, 1 / 3])):
+    for label_prior, frequencies in ((0.0, [0.5, 0.5]), (2.0, [2 / 3, 1 / 3])):
         task = Task(model=nn.Linear(1, 2), num_classes=2, label_prior=label_prior)
         p = torch.tensor(frequencies)
         step = -0.1 * (p - torch.tensor([1.0, 0.0]))

@@ -63,7 +63,7 @@ def test_one_step_by_hand() -> None:
 
 def test_the_label_prior_takes_the_step_of_shifted_logits() -> None:
     """Frequencies (1 + 1) / (1 + 2) and 1 / 3 at w = 0: p - onehot(y) is (1/3, -1/3) instead of (1/2, -1/2)."""
-    task = Task(model=nn.Linear(1, 2), num_classes=2, label_prior=1.0)
+    task = Task(model=nn.Linear(1, 2), num_classes=2, label_prior=2.0)
     zero = Client(W={"weight": torch.zeros(2, 1), "bias": torch.zeros(2)}, steps=torch.tensor(0))
     data, algorithm = Data(x=torch.tensor([[3.0]]), y=torch.tensor([1])), Local(local_steps=1, min_steps=0, lr=1.0)
     _, client, _ = algorithm.client_update(task, None, zero, data, generator(0))

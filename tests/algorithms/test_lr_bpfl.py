@@ -48,6 +48,7 @@ PRINTED = {
     "warm_start": False,
     "server_optimiser": "mean",
     "server_lr": 1.0,
+    "class_rows": False,
 }
 UNPRINTED = {
     "adapt_steps",
@@ -233,6 +234,7 @@ def test_without_masks_it_is_fedavg(toy: Toy, label_prior: float) -> None:
         model_lr=0.05,
         model_optimiser="sgd",
         batch_size=n,
+        class_rows=False,
     )
     fedavg = FedAvg(local_steps=5, lr=0.05, batch_size=n, weights="kaiming")
     ours, theirs = (play(algorithm, toy, start(algorithm, toy), range(3)) for algorithm in (still, fedavg))

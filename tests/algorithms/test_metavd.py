@@ -102,7 +102,7 @@ def test_one_step_without_noise_by_hand(toy: Toy) -> None:
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
 def test_the_objective_with_noise_by_hand(toy: Toy, average: Literal["logits", "probabilities"]) -> None:
     """The cross-entropy of the mean logits, or the mean of the cross-entropies, of three noisy passes."""
-    task = toy.task._replace(label_prior=0.5)
+    task = toy.task._replace(label_prior=2.0)
     algorithm = MetaVD(average=average, local_steps=1, batch_size=16)
     data, sent = toy.train[2], message(toy, -1.0)
     _, _, info = algorithm.client_update(task, sent, None, data, generator(0, "noise"))
@@ -150,7 +150,7 @@ def networks(sent: Message, log_variance: float) -> list[Params]:
 def test_predictions_by_hand(
     toy: Toy, average: Literal["logits", "probabilities"], rates: Literal["own", "constant"]
 ) -> None:
-    task, data, x = toy.task._replace(label_prior=0.5), toy.train[2], toy.test[2].x
+    task, data, x = toy.task._replace(label_prior=2.0), toy.train[2], toy.test[2].x
     sent = message(toy, -2.0)
     logits = []
     for network in networks(sent, -2.0 if rates == "own" else -8.5):

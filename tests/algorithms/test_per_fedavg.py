@@ -249,7 +249,7 @@ def test_a_small_client_takes_real_steps(toy: Toy, variant: Variant, kind: str) 
 @both
 def test_the_label_prior_is_in_every_gradient(toy: Toy, variant: Variant) -> None:
     """With logits shifted by a constant of the client, as if by a bias that is not trained."""
-    data, task = toy.train[2], toy.task._replace(label_prior=0.5)
+    data, task = toy.train[2], toy.task._replace(label_prior=2.0)
     shift = ((torch.bincount(data.y, minlength=CLASSES) + 0.5) / (len(data.y) + 2)).log()
     w = start(PerFedAvg(), toy).server
     algorithm = PerFedAvg(variant=variant, alpha=0.3, beta=0.3, local_steps=2, batch_size=EVERYTHING)

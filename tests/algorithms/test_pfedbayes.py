@@ -198,7 +198,7 @@ def test_a_client_that_never_took_part_adapts_the_message(toy: Toy) -> None:
 
 def test_predictions_are_those_of_networks_drawn_from_q(toy: Toy) -> None:
     q, data, x = distribution(toy.task, "q"), toy.train[2], blobs(torch.arange(1100) % CLASSES, "many").x
-    task = toy.task._replace(label_prior=0.5)
+    task = toy.task._replace(label_prior=2.0)
     shift = ((torch.bincount(data.y, minlength=CLASSES) + 0.5) / (len(data.y) + 2)).log()
     got = predict(PFedBayes(predict_samples=3), task, q, kept(q), data, x)
     noise = torch.randn(3, trees.count(q) // 2, generator=generator(0, "predict"))
@@ -219,7 +219,7 @@ def test_the_label_prior_acts_like_a_bias_that_is_not_trained(toy: Toy) -> None:
     bias = w["fc2.bias"]
     shifted = w | {"fc2.bias": Gaussian(bias.mean + shift, bias.rho)}
     new = algorithm.init_client(toy.task, generator(0))
-    task = toy.task._replace(label_prior=0.5)
+    task = toy.task._replace(label_prior=2.0)
     _, got, info = algorithm.client_update(task, w, new, data, generator(0))
     _, expected, other = algorithm.client_update(toy.task, shifted, new, data, generator(0))
     back = Gaussian(expected.q["fc2.bias"].mean - shift, expected.q["fc2.bias"].rho)

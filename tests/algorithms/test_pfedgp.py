@@ -216,7 +216,7 @@ def test_where_nothing_can_be_held_out_nothing_is_trained(toy: Toy, w: Params, k
 def test_a_client_with_one_class_is_sure_of_it(toy: Toy, w: Params) -> None:
     data, x = blobs(torch.full((7,), 2), "one class"), toy.test[0].x
     assert torch.equal(predict(PFedGP(), toy.task, w, None, data, x), torch.eye(4)[2].expand(30, len(x), 4))
-    got = predict(PFedGP(), toy.task._replace(label_prior=0.5), w, None, data, x)
+    got = predict(PFedGP(), toy.task._replace(label_prior=2.0), w, None, data, x)
     torch.testing.assert_close(got, (torch.tensor([0.5, 0.5, 7.5, 0.5]) / 9).expand(30, len(x), 4))
 
 
@@ -232,7 +232,7 @@ def test_classes_never_seen_get_their_smoothed_frequency(toy: Toy, w: Params) ->
     """And the tree shares out the rest; without a label prior they get nothing."""
     data, x = blobs(torch.tensor([0] * 6 + [3] * 4), "classes missing"), blobs(torch.tensor([1, 2, 0]), "unseen").x
     assert not predict(PFedGP(), toy.task, w, None, data, x)[..., 1:3].any()
-    probs = predict(PFedGP(), toy.task._replace(label_prior=0.5), w, None, data, x)
+    probs = predict(PFedGP(), toy.task._replace(label_prior=2.0), w, None, data, x)
     torch.testing.assert_close(probs[..., 1:3], torch.full((30, 3, 2), 0.5 / 12))
     torch.testing.assert_close(probs.sum(-1), torch.ones(30, 3))
 
@@ -241,7 +241,7 @@ def test_without_a_kernel_predictions_are_the_label_prior(toy: Toy, w: Params) -
     """The prior means along the tree multiply to the smoothed frequencies, whatever the tree."""
     data = blobs(torch.tensor([0] * 20 + [1] * 3 + [2] * 9), "unequal")
     flat = PFedGP(output_scale=1e-9)
-    got = predict(flat, toy.task._replace(label_prior=2.0), w, None, data, toy.test[0].x)
+    got = predict(flat, toy.task._replace(label_prior=8.0), w, None, data, toy.test[0].x)
     expected = (torch.tensor([22.0, 5.0, 11.0, 2.0]) / 40).expand_as(got)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-3)
     even = predict(flat, toy.task, w, None, two_classes(), toy.test[0].x)

@@ -216,7 +216,7 @@ def test_a_small_client_takes_real_steps(toy: Toy, restart: bool, kind: str) -> 
 
 def test_the_label_prior_is_in_both_problems(toy: Toy) -> None:
     """With logits shifted by a constant of the client, as if by a bias that is not trained."""
-    data, task = toy.train[2], toy.task._replace(label_prior=0.5)
+    data, task = toy.train[2], toy.task._replace(label_prior=2.0)
     shift = ((torch.bincount(data.y, minlength=CLASSES) + 0.5) / (len(data.y) + 2)).log()
     w, x = start(PFedMe(), toy).server, toy.test[2].x
     shifted = {name: p + shift if name == "fc2.bias" else p for name, p in w.items()}

@@ -1,4 +1,4 @@
-"""The server's step towards the clients' mean: against torch's SGD, and against numpy."""
+"""The clients' mean by hand, and the server's step towards it: against torch's SGD, and against numpy."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import torch
 
 from lrbpfl import trees
 from lrbpfl.algorithms import server_step
+from lrbpfl.algorithms.protocol import Update
 from lrbpfl.algorithms.server_step import ServerOptimiser
 from lrbpfl.core.network import Params
 from lrbpfl.rng import generator
@@ -17,6 +18,34 @@ def network(*path: str | int) -> Params:
 
 
 MEANS = [network("mean", t) for t in range(4)]
+
+
+def update(k: int, n: int, rows: list[list[float]], b: list[float]) -> Update:
+    return Update(client_id=k, num_examples=n, upload={"a": torch.tensor(rows), "b": torch.tensor(b)})
+
+
+def test_the_mean_is_that_of_the_clients_by_their_data() -> None:
+    W = {"a": torch.zeros(2, 2), "b": torch.zeros(2)}
+    updates = [update(0, 1, [[4.0, 0.0], [0.0, 8.0]], [4.0, 0.0]), update(1, 3, [[0.0, 4.0], [0.0, 0.0]], [0.0, 8.0])]
+    mean = server_step.mean(W, updates)
+    torch.testing.assert_close(mean, {"a": torch.tensor([[1.0, 3.0], [0.0, 2.0]]), "b": torch.tensor([1.0, 6.0])})
+
+
+def test_a_row_is_averaged_by_how_far_each_client_moved_it() -> None:
+    """Row 0: moves of length 3 and 1, data 1 and 3, so half each; row 1: one client alone; row 2: nobody.
+
+    The parameter that is not named keeps the plain mean.
+    """
+    W = {"a": torch.tensor([[1.0, 1.0], [2.0, 2.0], [5.0, 5.0]]), "b": torch.tensor([0.0, 0.0])}
+    updates = [
+        update(0, 1, [[4.0, 1.0], [2.0, 10.0], [5.0, 5.0]], [4.0, 0.0]),
+        update(1, 3, [[1.0, 2.0], [2.0, 2.0], [5.0, 5.0]], [0.0, 8.0]),
+    ]
+    mean = server_step.mean(W, iter(updates), rows=["a"])
+    torch.testing.assert_close(mean["a"], torch.tensor([[2.5, 1.5], [2.0, 10.0], [5.0, 5.0]]))
+    torch.testing.assert_close(mean["b"], torch.tensor([1.0, 6.0]))
+    biases = server_step.mean(W, updates, rows=["b"])["b"]
+    torch.testing.assert_close(biases, torch.tensor([4.0, 8.0]))
 
 
 def test_the_mean_is_taken_as_it_is() -> None:

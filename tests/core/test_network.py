@@ -6,7 +6,18 @@ from torch import Tensor, nn
 
 from lrbpfl import trees
 from lrbpfl.core import masks as masking
-from lrbpfl.core.network import Layer, check, embedding, forward, head, init_params, inputs, maskable, parted
+from lrbpfl.core.network import (
+    Layer,
+    check,
+    embedding,
+    forward,
+    head,
+    init_params,
+    inputs,
+    maskable,
+    parted,
+    rows_of_classes,
+)
 from lrbpfl.core.objective import mask_logits
 from lrbpfl.errors import BadInput
 from lrbpfl.models import cnn
@@ -308,6 +319,12 @@ def test_the_head_is_the_last_linear_layer() -> None:
     assert head(cnn(10)) == ("fc3.weight", "fc3.bias")
     assert head(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Linear(4, 2, bias=False), nn.ReLU())) == ("1.weight",)
     assert head(nn.Linear(3, 2)) == ("weight", "bias")
+
+
+def test_the_rows_of_classes_are_those_of_a_last_linear_layer_with_as_many() -> None:
+    assert rows_of_classes(cnn(10), 10) == ("fc3.weight", "fc3.bias")
+    assert rows_of_classes(cnn(10), 9) == ()
+    assert rows_of_classes(nn.Sequential(nn.Linear(3, 4), nn.Conv1d(4, 10, 1)), 10) == ()
 
 
 class Backwards(nn.Module):

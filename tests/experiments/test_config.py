@@ -328,7 +328,7 @@ def test_what_is_off_is_not_written_down() -> None:
 
 @pytest.mark.parametrize(
     ("name", "public_fraction", "label_prior"),
-    [("lr-bpfl", 0.0, 0.1), ("lr-bpfl:paper", 0.0, 0.0), ("fedavg", 0.0, 0.0), ("fedbe", 0.04, 0.0)],
+    [("lr-bpfl", 0.0, 1.0), ("lr-bpfl:paper", 0.0, 0.0), ("fedavg", 0.0, 0.0), ("fedbe", 0.04, 0.0)],
 )
 def test_an_algorithm_gets_what_it_asks_of_the_task(name: str, public_fraction: float, label_prior: float) -> None:
     config = parse({"algorithm": {"name": name}})
@@ -340,6 +340,6 @@ def test_an_algorithm_gets_what_it_asks_of_the_task(name: str, public_fraction: 
 
 def test_what_one_asks_for_everybody_in_a_comparison_gets() -> None:
     configs = plan({}, ["fedavg", "lr-bpfl", "fedbe"])
-    assert {(c.data.public_fraction, c.federation.label_prior) for c in configs.values()} == {(0.04, 0.1)}
+    assert {(c.data.public_fraction, c.federation.label_prior) for c in configs.values()} == {(0.04, 1.0)}
     configs = plan({"federation": {"label_prior": 0.0}}, ["fedavg", "lr-bpfl"])
     assert {(c.data.public_fraction, c.federation.label_prior) for c in configs.values()} == {(0.0, 0.0)}
