@@ -162,7 +162,10 @@ class LRBPFL:
         return W, kept, {"loss": loss, "rank": sum(ranks) / len(ranks)}
 
     def server_aggregate(self, task: Task, server: Server, updates: Iterable[Update], rng: Generator) -> Server:
-        """W^{t+1} = sum_k l_k W_k^t, l_k proportional to the clients' data, or a step towards it."""
+        """W^{t+1} = sum_k l_k W_k^t, l_k proportional to the clients' data (rows of classes as `class_rows` says).
+
+        Or a step towards it.
+        """
         rows = rows_of_classes(task.model, task.num_classes) if self.class_rows else ()
         mean = server_step.mean(server.W, updates, rows)
         return server_step.step(server, mean, self.server_optimiser, self.server_lr)
