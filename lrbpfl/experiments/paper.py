@@ -282,6 +282,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "fedavg-ft": {"weights": "kaiming", "ft_lr": 0.005},
 }
 WITHOUT_PRIOR: dict[str, dict[str, Any]] = {  # what differs without a label prior
+    "fedbe": {"temperature": 0.5},
     "per-fedavg": {"beta": 0.05},
     "fedavg-ft": {"ft_lr": 0.02},
 }
