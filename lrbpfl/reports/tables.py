@@ -88,7 +88,7 @@ def footnote(summary: Mapping[str, Mapping[str, Any]]) -> str:
     )
     prior = some.get("label_prior")
     if prior:
-        text += f"\nLabel prior: {prior:g}, in every algorithm's likelihood."
+        text += f"\nLabel prior: {prior:g} (in examples that all classes share), in every algorithm's likelihood."
     elif prior is not None and "lr-bpfl" in summary:
         text += (
             "\nNo label prior: the default steps of lr-bpfl are too short for that, lr-bpfl:no-prior has longer ones."
