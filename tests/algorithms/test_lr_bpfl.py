@@ -217,8 +217,9 @@ def test_a_fixed_rank_never_changes(toy: Toy) -> None:
         assert all(torch.sigmoid(gamma).tolist() == [1.0] * 3 for gamma in client.gates.values())
 
 
+@pytest.mark.parametrize("class_rows", [False, True])
 @pytest.mark.parametrize("label_prior", [0.0, 1.0])
-def test_without_masks_it_is_fedavg(toy: Toy, label_prior: float) -> None:
+def test_without_masks_it_is_fedavg(toy: Toy, label_prior: float, class_rows: bool) -> None:
     """Rank one, factors of one, nothing to learn about them: FedAvg at the rate of W."""
     toy = toy._replace(task=toy.task._replace(label_prior=label_prior))
     n = max(len(data.y) for data in toy.train.values())
@@ -234,9 +235,9 @@ def test_without_masks_it_is_fedavg(toy: Toy, label_prior: float) -> None:
         model_lr=0.05,
         model_optimiser="sgd",
         batch_size=n,
-        class_rows=False,
+        class_rows=class_rows,
     )
-    fedavg = FedAvg(local_steps=5, lr=0.05, batch_size=n, weights="kaiming")
+    fedavg = FedAvg(local_steps=5, lr=0.05, batch_size=n, weights="kaiming", class_rows=class_rows)
     ours, theirs = (play(algorithm, toy, start(algorithm, toy), range(3)) for algorithm in (still, fedavg))
     torch.testing.assert_close(ours.server.W, theirs.server)
     assert not trees.equal(ours.server.W, start(fedavg, toy).server)
