@@ -73,10 +73,10 @@ class LRBPFL:
     mask_mean: Positive = 1.0  # of a mask's entries under the prior, and at the start; paper: 1
     temperature: NonNegative = 1.0  # weight of the KL; paper: 1
     likelihood: Likelihood = "elbo"  # mean of logs (paper), or log of the mean over the C masks
-    mask_layers: LayerKind = "all"  # which layers carry masks; paper: all
+    mask_layers: LayerKind = "auto"  # which layers carry masks, auto: Linear ones if there are any; paper: all
     mask_bias: bool = False  # the bias as one more input of the masked matrix; paper: unspecified
     warm_start: bool = False  # keep phi, psi, drawn once before any data, from round to round; Algorithm 1: afresh
-    samples: Count = 2  # C in training; paper: 4
+    samples: Count = 1  # C in training; paper: 4
     predict_samples: Count = 16  # C at prediction; paper: 4
     update: Literal["coordinate", "joint"] = "coordinate"  # masks first, then W (paper), or both at once (its ablation)
     mask_steps: Steps = 10  # T_L, steps on (phi, psi, gamma) a round; paper: 20
@@ -98,13 +98,23 @@ class LRBPFL:
     weights: Weights = "kaiming"  # of W^0; paper: unspecified
     init_spread: NonNegative = 0.01  # standard deviation of the initial means around the prior's; paper: unspecified
     init_std: Positive = 0.3  # standard deviation of a fresh posterior, without data; paper: unspecified
-    init_precision: NonNegative = 0.28  # what an example per class adds to its 1 / std^2; paper: unspecified
+    init_precision: NonNegative = 0.03  # what an example per class adds to its 1 / std^2; paper: unspecified
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         # Without a label prior a mask must go further: it has to silence the classes that its client does not have.
-        "no-prior": {"mask_lr": 0.01, "adapt_lr": 0.01, "adapt_steps": 120, "class_rows": False},
+        # Masks on the convolutions help there; the noise is what suits masks on all layers.
+        "no-prior": {
+            "mask_lr": 0.01,
+            "adapt_lr": 0.01,
+            "adapt_steps": 120,
+            "class_rows": False,
+            "mask_layers": "all",
+            "samples": 2,
+            "init_precision": 0.28,
+        },
         "paper": {
             "max_rank": 8,
+            "mask_layers": "all",
             "samples": 4,
             "predict_samples": 4,
             "mask_steps": 20,

@@ -14,7 +14,7 @@ from lrbpfl.errors import BadInput
 
 Params = dict[str, Tensor]
 Weights = Literal["kaiming", "uniform", "template"]  # where training starts
-LayerKind = Literal["all", "dense", "conv"]
+LayerKind = Literal["auto", "all", "dense", "conv"]  # auto: the dense ones, or all where there are none
 
 
 class Layer(NamedTuple):
@@ -31,6 +31,8 @@ def maskable(model: nn.Module, kind: LayerKind = "all") -> dict[str, Layer]:
     A weight that several of them share is masked once, under its first name; left alone are weights that belong to an
     embedding first, or are computed from other parameters (weight norm and other parametrisations).
     """
+    if kind == "auto":
+        return maskable(model, "dense") or maskable(model)
     own = dict(model.named_parameters())
     layers: dict[str, Layer] = {}
     for name, module in model.named_modules():

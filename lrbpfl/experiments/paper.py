@@ -188,11 +188,12 @@ ITEMS = {
 }
 OVERHEAD = "overhead"  # Table 1: measured by experiments/costs.py, not run
 _one = {"local_steps": 1}
+_masks = {"mask_layers": "all", "samples": 4, "max_rank": 8}  # as the paper has them
 ONE_STEP = (  # fields with which a client's round is a single optimiser step
     Row("metavd", "metavd", _one),
     Row("pfedgp", "pfedgp", _one),
     Row("pfedbayes", "pfedbayes", {**_one, "personal_steps": 1}),
-    Row("lr-bpfl", "lr-bpfl", {"mask_steps": 0, "model_steps": 1, "samples": 4, "max_rank": 8, "adapt_steps": 0}),
+    Row("lr-bpfl", "lr-bpfl", {**_masks, "mask_steps": 0, "model_steps": 1, "adapt_steps": 0}),
     Row("local", "local", {**_one, "min_steps": 0}),
     Row("fedavg-ft", "fedavg-ft", {**_one, "ft_steps": 0}),
 )
@@ -282,7 +283,6 @@ TUNED: dict[str, dict[str, Any]] = {
     "fedavg-ft": {"weights": "kaiming", "ft_lr": 0.005},
 }
 WITHOUT_PRIOR: dict[str, dict[str, Any]] = {  # what differs without a label prior
-    "fedbe": {"temperature": 0.5},
     "per-fedavg": {"beta": 0.05},
     "fedavg-ft": {"ft_lr": 0.02},
 }

@@ -34,7 +34,7 @@ def test_a_kept_mask_learns(toy: Toy) -> None:
     """Without a step before they predict, clients with a kept mask fit their data better than fresh ones."""
 
     def loss(warm_start: bool) -> float:
-        algorithm = LRBPFL(warm_start=warm_start, adapt_steps=0)
+        algorithm = LRBPFL(warm_start=warm_start, adapt_steps=0, init_std=0.1, init_precision=0.0)
         run = play(algorithm, toy, start(algorithm, toy), range(6))
         probs = predict(algorithm, toy.task, run.server.W, run.clients[0], toy.train[0], toy.train[0].x).mean(0)
         return nn.functional.nll_loss(probs.log(), toy.train[0].y).item()
@@ -53,7 +53,9 @@ def test_biases_get_a_column_of_the_mask(toy: Toy) -> None:
     torch.testing.assert_close(check.sum(-1), torch.ones(check.shape[:2]))
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("all", ["0", "2"]), ("conv", ["0"]), ("dense", ["2"])])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("auto", ["2"]), ("all", ["0", "2"]), ("conv", ["0"]), ("dense", ["2"])]
+)
 def test_masks_go_where_they_are_asked_for(kind: LayerKind, expected: list[str]) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, CLASSES))
     task, algorithm = Task(model, CLASSES), LRBPFL(mask_layers=kind)
@@ -63,6 +65,12 @@ def test_masks_go_where_they_are_asked_for(kind: LayerKind, expected: list[str])
     assert list(kept.gates) == [f"{name}.weight" for name in expected]
     assert list(upload) == list(server.W)
     assert predict(algorithm, task, server.W, kept, data, data.x).shape == (algorithm.predict_samples, 8, CLASSES)
+
+
+def test_a_model_without_dense_layers_is_masked_all_over() -> None:
+    task = Task(nn.Sequential(nn.Conv2d(1, CLASSES, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), CLASSES)
+    LRBPFL().init_server(task, generator(0))
+    assert list(LRBPFL().init_client(task, generator(0)).gates) == ["0.weight"]
 
 
 def test_a_model_without_such_a_layer_is_refused(toy: Toy) -> None:

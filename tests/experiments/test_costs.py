@@ -61,8 +61,8 @@ def test_what_a_mask_of_rank_8_keeps() -> None:
     masks, gates = 2 * 8 * sum(sides), 8 * len(sides)
     assert masks == 62_672
     own = masks + gates + 10
-    numbers = count(stage(LRBPFL(max_rank=8, mask_steps=1, model_steps=1, adapt_steps=0)))
-    assert numbers == Numbers(down=P, up=P, server=P, kept=gates, own=own, model=P + own, examples=2 * 2 * 32)
+    numbers = count(stage(LRBPFL(max_rank=8, mask_layers="all", mask_steps=1, model_steps=1, adapt_steps=0)))
+    assert numbers == Numbers(down=P, up=P, server=P, kept=gates, own=own, model=P + own, examples=2 * 32)
 
 
 def test_what_distributions_over_all_weights_keep() -> None:

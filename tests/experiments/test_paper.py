@@ -80,7 +80,7 @@ def test_lr_bpfl_has_the_fields_that_belong_to_the_setting(item: str, scale: str
 
 @pytest.mark.parametrize(
     ("row", "rate", "without"),
-    [("fedavg-ft", "ft_lr", 0.02), ("per-fedavg", "beta", 0.05), ("fedbe", "temperature", 0.5)],
+    [("fedavg-ft", "ft_lr", 0.02), ("per-fedavg", "beta", 0.05)],
 )
 def test_rates_that_depend_on_the_label_prior_follow_it(row: str, rate: str, without: float) -> None:
     def value(item: str, scale: str) -> Any:
