@@ -151,7 +151,7 @@ def test_without_the_penalty_useful_gates_stay(toy: Toy) -> None:
 
 def test_ranks_fall_where_data_are_few(toy: Toy) -> None:
     """The same examples, once and fifty times over: the same likelihood, weighed differently against the penalty."""
-    algorithm = LRBPFL(max_rank=4, mask_steps=20, model_steps=0, gate_lr=1.0, gate_penalty=20.0, init_std=0.1)
+    algorithm = LRBPFL(max_rank=4, mask_steps=20, model_steps=0, gate_lr=0.5, gate_penalty=40.0)
     run = start(algorithm, toy)
     few = toy.train[0]
     many = Data(x=few.x.repeat(50, 1), y=few.y.repeat(50))
