@@ -285,7 +285,7 @@ def test_the_joint_update_works_for_mask_steps_not_model_steps(toy: Toy) -> None
 
 
 def test_the_mixture_likelihood_learns_too(toy: Toy) -> None:
-    mixture = LRBPFL(likelihood="mixture")
+    mixture = LRBPFL(likelihood="mixture", samples=2)
     begin = start(mixture, toy)
     assert accuracy(mixture, toy, play(mixture, toy, begin, range(5))) > accuracy(mixture, toy, begin) + 0.15
 
