@@ -78,10 +78,7 @@ def test_lr_bpfl_has_the_fields_that_belong_to_the_setting(item: str, scale: str
     assert found == {name}
 
 
-@pytest.mark.parametrize(
-    ("row", "rate", "without"),
-    [("fedavg-ft", "ft_lr", 0.02), ("per-fedavg", "beta", 0.05)],
-)
+@pytest.mark.parametrize(("row", "rate", "without"), [("fedavg-ft", "ft_lr", 0.02), ("per-fedavg", "beta", 0.05)])
 def test_rates_that_depend_on_the_label_prior_follow_it(row: str, rate: str, without: float) -> None:
     def value(item: str, scale: str) -> Any:
         run = next(run for run in runs(item, scale, [0]) if run.row.name == row)
