@@ -155,6 +155,7 @@ paper_app = typer.Typer(help="The paper's tables and figures, beside what it pri
 app.add_typer(paper_app, name="paper")
 Items = Annotated[list[str], typer.Argument(metavar="ITEM...", help="Names from `lrbpfl paper list`, or: all.")]
 ScaleName = Annotated[str, typer.Option(help="mini (hours on two cores), half or paper.")]
+FirstSeed = Annotated[int, typer.Option(help="Where seeds are counted from.", min=0)]
 PaperRuns = Annotated[Path, typer.Option("--runs", help="Where the runs lie.")]
 
 
@@ -170,7 +171,8 @@ def paper_list() -> None:
 def paper_run(
     items: Items,
     scale: ScaleName = "mini",
-    seeds: Annotated[int, typer.Option(help="How many, from 0 on.", min=1)] = 1,
+    seeds: Annotated[int, typer.Option(help="How many, from the first on.", min=1)] = 1,
+    first_seed: FirstSeed = 0,
     workers: Annotated[int, typer.Option(help="Processes; 0: one for each core.", min=0)] = 0,
     only: Annotated[
         list[str] | None,
@@ -183,7 +185,7 @@ def paper_run(
     """Run whatever is not finished yet; the same command goes on after a cut, and a failed run stops no other."""
     from lrbpfl.cli import paper
 
-    paper.run(items, scale, seeds, workers, only or [], runs, dry=dry_run, quiet=quiet)
+    paper.run(items, scale, range(first_seed, first_seed + seeds), workers, only or [], runs, dry=dry_run, quiet=quiet)
 
 
 @paper_app.command("report")
@@ -192,14 +194,15 @@ def paper_report(
         list[str] | None, typer.Argument(metavar="[ITEM]...", help="All that are finished if none.")
     ] = None,
     scale: ScaleName = "mini",
-    seeds: Annotated[int | None, typer.Option(help="At most so many, from 0 on; else all.", min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(help="At most so many, from the first on; else all.", min=1)] = None,
+    first_seed: FirstSeed = 0,
     runs: PaperRuns = Path("runs/paper"),
     out: Annotated[Path, typer.Option("--out", "-o", help="A directory for the pages.")] = Path("docs/results"),
 ) -> None:
     """Write each item as a Markdown page with our scores beside the printed ones, and its figure."""
     from lrbpfl.cli import paper
 
-    paper.report(items or ["all"], scale, seeds, runs, out)
+    paper.report(items or ["all"], scale, seeds, first_seed, runs, out)
 
 
 @app.callback(invoke_without_command=True)

@@ -42,7 +42,7 @@ def show() -> None:
 def run(
     items: Sequence[str],
     scale: str,
-    seeds: int,
+    seeds: range,
     workers: int,
     only: Sequence[str],
     out: Path,
@@ -67,18 +67,20 @@ def run(
                 failures.append(f"{label}: {cell.failure}")
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
-    print(f"In {out}: a directory for each of {len(cells)} runs. Their tables: lrbpfl paper report --scale {scale}")
+    first = f" --first-seed {seeds.start}" if seeds.start else ""
+    tables = f"lrbpfl paper report --scale {scale}{first}"
+    print(f"In {out}: a directory for each of {len(cells)} runs. Their tables: {tables}")
     if failures:
         sys.exit(1)
 
 
-def report(items: Sequence[str], scale: str, seeds: int | None, root: Path, out: Path) -> None:
+def report(items: Sequence[str], scale: str, seeds: int | None, first: int, root: Path, out: Path) -> None:
     """Write a page for each item of which something is finished, and its figure."""
     names = paper.check(items, scale)
     drawn = find_spec("matplotlib") is not None
     written = []
     for name in names:
-        text = pages.page(name, scale, root, seeds)
+        text = pages.page(name, scale, root, seeds, first)
         if text is None:
             continue
         figure = paper.ITEMS[name].figure if name in paper.ITEMS else None
@@ -86,7 +88,7 @@ def report(items: Sequence[str], scale: str, seeds: int | None, root: Path, out:
             from lrbpfl.reports.figures import draw
 
             file = out / f"{name}.svg"
-            panels = pages.results(name, scale, root)
+            panels = pages.results(name, scale, root, first)
             image = dict(draw(pages.one_list(panels), panels)).get(f"{figure}.svg")
             if image:
                 write_file(file, image)
@@ -100,7 +102,7 @@ def report(items: Sequence[str], scale: str, seeds: int | None, root: Path, out:
         print("Figures need matplotlib: pip install 'lrbpfl[report]'")
 
 
-def _cells(names: Sequence[str], scale: str, seeds: int, workers: int, only: Sequence[str]) -> dict[str, Config]:
+def _cells(names: Sequence[str], scale: str, seeds: range, workers: int, only: Sequence[str]) -> dict[str, Config]:
     """Every run of the items once, the first seed of all items first; `only` names rows and columns to keep to."""
     items = {name: paper.ITEMS[name] for name in names if name in paper.ITEMS}
     rows = {row.name for item in items.values() for row in item.rows}
@@ -110,7 +112,7 @@ def _cells(names: Sequence[str], scale: str, seeds: int, workers: int, only: Seq
             raise unknown("row or column", name, [*sorted(columns), *sorted(rows)])
     rows, columns = (kept & set(only) or kept for kept in (rows, columns))
     found: dict[str, tuple[str, Config]] = {}
-    for seed in range(seeds):
+    for seed in seeds:
         for name in items:
             for run in paper.runs(name, scale, [seed], workers):
                 if run.row.name in rows and run.column.name in columns:

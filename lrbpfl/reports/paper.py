@@ -69,79 +69,81 @@ def scored(root: Path, run: Run) -> Mapping[str, Any] | None:
     return {"seconds": scores["seconds"], **scores["new"][str(run.column.new_alpha)]}
 
 
-def page(name: str, scale: str, root: Path, most: int | None = None) -> str | None:
-    """One item as a Markdown page, of its first `most` seeds; None if nothing of it is finished."""
+def page(name: str, scale: str, root: Path, most: int | None = None, first: int = 0) -> str | None:
+    """One item as a Markdown page, of at most so many seeds from the first on; None if nothing of it is finished."""
     if name == OVERHEAD:
         return _overhead_page(root)
-    item, found = ITEMS[name], find(name, scale, root, most or MOST_SEEDS)
+    item, found = ITEMS[name], find(name, scale, root, most, first)
     if not found:
         return None
-    seeds = _seeds(item, found)
+    seeds = _seeds(item, found, first)
     finished = {run.config: scores for cell in found.values() for run, scores in cell}
     hours = sum(scores["seconds"] for scores in finished.values()) / 3600
     printed = " *paper*: the printed value, of a larger federation." if any(s.printed for s in item.scores) else ""
     rates = "rates tuned on validation data" if SCALES[scale].tuned else "rates as printed"
     parts = [
         f"# {item.title}",
-        f"Scale `{scale}`: {SCALES[scale]}, {rates}. Seeds: {_told(seeds)}. Runs: {len(finished)}, "
+        f"Scale `{scale}`: {SCALES[scale]}, {rates}. Seeds: {_told(seeds, first)}. Runs: {len(finished)}, "
         f"{hours:.1f} hours in all. Made by",
-        _commands(name, scale, seeds, f" --seeds {most}" if most else ""),
+        _commands(name, scale, seeds, most, first),
         "Every client's own model after the last round, on its own test data. Over several seeds: mean ± standard "
         f"deviation. The best of several with all seeds is bold.{printed}",
         *(_score_table(item, i, found) for i in range(len(item.scores))),
     ]
     if item.bins:
-        parts.append(_bins_table(item, one_list(results(name, scale, root))))
+        parts.append(_bins_table(item, one_list(results(name, scale, root, first)), first))
     if len(item.rows) > 2:
         parts.append(_work_table(item, scale, found))
     return "\n\n".join(parts) + "\n"
 
 
-def _seeds(item: Item, found: Found) -> dict[str, int]:
-    """How many seeds, counted from 0, each column has of what it has most of."""
+def _seeds(item: Item, found: Found, first: int) -> dict[str, int]:
+    """How many seeds, counted from the first, each column has of what it has most of."""
     most: dict[str, int] = {}
     for column in item.columns:
-        own = [run.seed + 1 for row in item.rows for run, _ in found.get((row.name, column.name), ())]
+        own = [run.seed - first + 1 for row in item.rows for run, _ in found.get((row.name, column.name), ())]
         if own:
             most[column.name] = max(own)
     return most
 
 
-def _told(seeds: Mapping[str, int]) -> str:
+def _told(seeds: Mapping[str, int], first: int) -> str:
     """The seeds that all columns have and, in brackets, those of columns that have more."""
 
     def listed(number: int) -> str:
-        return ", ".join(map(str, range(number)))
+        return ", ".join(map(str, range(first, first + number)))
 
     fewest = min(seeds.values())
     more = [f"{column}: {listed(number)}" for column, number in seeds.items() if number > fewest]
     return listed(fewest) + (f" ({'; '.join(more)})" if more else "")
 
 
-def _commands(name: str, scale: str, seeds: Mapping[str, int], kept_to: str) -> str:
+def _commands(name: str, scale: str, seeds: Mapping[str, int], most: int | None, first: int) -> str:
     """What makes the page: the seeds that all columns have, then those that only some have."""
-    made = f"lrbpfl paper run {name} --scale {scale} --seeds"
+    about = f"{name} --scale {scale}" + (f" --first-seed {first}" if first else "")
+    made = f"lrbpfl paper run {about} --seeds"
     lines = [f"{made} {min(seeds.values())}"]
     for number in sorted(set(seeds.values()))[1:]:
         only = (f" --only '{column}'" for column, own in seeds.items() if own >= number)
         lines.append(f"{made} {number}{''.join(only)}")
-    return "\n".join(["```", *lines, f"lrbpfl paper report {name} --scale {scale}{kept_to}", "```"])
+    kept_to = f" --seeds {most}" if most else ""
+    return "\n".join(["```", *lines, f"lrbpfl paper report {about}{kept_to}", "```"])
 
 
-def find(name: str, scale: str, root: Path, seeds: int) -> Found:
-    """Everything of an item's first seeds that is finished."""
+def find(name: str, scale: str, root: Path, most: int | None = None, first: int = 0) -> Found:
+    """Everything of an item that is finished, of at most so many seeds from the first on."""
     found: dict[tuple[str, str], list[tuple[Run, Mapping[str, Any]]]] = {}
-    for run in runs(name, scale, range(seeds)):
+    for run in runs(name, scale, range(first, first + (most or MOST_SEEDS))):
         scores = scored(root, run)
         if scores is not None:
             found.setdefault((run.row.name, run.column.name), []).append((run, scores))
     return found
 
 
-def results(name: str, scale: str, root: Path) -> dict[str, list[Result]]:
+def results(name: str, scale: str, root: Path, first: int = 0) -> dict[str, list[Result]]:
     """The finished runs of an item's first seed, under the names of their rows, by the first column that shows them."""
     chosen: dict[Path, tuple[str, str]] = {}
-    for spot, cell in find(name, scale, root, MOST_SEEDS).items():
+    for spot, cell in find(name, scale, root, first=first).items():
         chosen.setdefault(cell_folder(root, cell[0][0].config), spot)
     panels: dict[str, list[Result]] = {}
     for result, (row, column) in zip(collect(list(chosen)), chosen.values(), strict=True):
@@ -215,7 +217,7 @@ def _shown(cell: Cell, key: str, style: Style, most: int) -> str:
     return f"{text(mean)}{spread}" + (f" ({'; '.join(aside)})" if aside else "")
 
 
-def _bins_table(item: Item, loaded: Iterable[Result]) -> str:
+def _bins_table(item: Item, loaded: Iterable[Result], seed: int) -> str:
     """Accuracy in each bin of confidence, all clients together, where the paper draws it."""
     pooled = {result.name: result.pooled for result in loaded}
     lines = []
@@ -225,7 +227,7 @@ def _bins_table(item: Item, loaded: Iterable[Result]) -> str:
         lines.append([row, *(ours.get(b, DASH) for b in range(len(printed)))])
         lines.append(["paper", *(DASH if value is None else f"{value:.2f}" for value in printed)])
     edges = [f"{b / BINS:.2f}–{(b + 1) / BINS:.2f}" for b in range(BINS)]
-    return f"## Accuracy (examples) in each bin of confidence, seed 0\n\n{markdown(['', *edges], lines)}"
+    return f"## Accuracy (examples) in each bin of confidence, seed {seed}\n\n{markdown(['', *edges], lines)}"
 
 
 def _work_table(item: Item, scale: str, found: Found) -> str:

@@ -37,6 +37,8 @@ def test_rows_and_columns_can_be_picked(lrbpfl: Lrbpfl) -> None:
         "paper", "run", "calibration", "--seeds", 2, "--only", "fedavg", "--only", "CIFAR-10 5/10", "--dry-run"
     )
     assert one.out.count("to do") == 2 and "fedavg, CIFAR-10 5/10, seed 1" in one.out
+    fresh = lrbpfl("paper", "run", "toy", "--only", "fedavg", "--first-seed", 3, "--seeds", 2, "--dry-run")
+    assert [f"seed {seed}" in fresh.out for seed in range(6)] == [False, False, False, True, True, False]
     wrong = lrbpfl("paper", "run", "calibration", "--only", "fedavgs", "--dry-run")
     assert wrong.code == 2 and "did you mean 'fedavg'" in wrong.err
 

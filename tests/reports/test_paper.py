@@ -99,6 +99,18 @@ def test_a_page_names_the_commands_that_make_it(monkeypatch: pytest.MonkeyPatch,
     assert f"{start} 1\n{start} 3 --only 'skew 1.0'\nlrbpfl paper report toy --scale mini\n" in text
 
 
+def test_seeds_can_be_counted_from_another_one(finish: Finish, tmp_path: Path) -> None:
+    """A page of fresh seeds has nothing of those that were looked at before."""
+    for seed, accuracy in ((0, 0.9), (3, 0.5), (4, 0.6), (30, 0.1)):
+        finish("fedavg", seed, accuracy=accuracy, new={"0.5": {"accuracy": 0.25}}, seconds=1.0)
+    text = page("toy", "mini", tmp_path, first=3)
+    assert text is not None and "Seeds: 3, 4. Runs: 2" in text
+    assert rows_of(text, "Accuracy")["fedavg"][0] == "55.00 ± 7.07"
+    about = "toy --scale mini --first-seed 3"
+    assert f"lrbpfl paper run {about} --seeds 2\nlrbpfl paper report {about}\n" in text
+    assert page("toy", "mini", tmp_path, first=5) is None
+
+
 def test_what_is_not_finished_is_a_dash(finish: Finish, tmp_path: Path) -> None:
     assert page("toy", "mini", tmp_path) is None
     finish("slow", 0, accuracy=0.7, seconds=1.0, new={"0.5": {"accuracy": 0.1}})
