@@ -276,7 +276,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "fedavg": {"weights": "kaiming"},
     "fedbe": {"weights": "kaiming", "lr": 0.1, "temperature": 1.0},
     "metavd": {"weights": "kaiming", "lr": 0.05},
-    "pfedme": {"weights": "kaiming"},
+    "pfedme": {"weights": "kaiming", "lam": 100.0},
     "pfedbayes": {"weights": "kaiming", "zeta": 3.0},
     "local": {"weights": "kaiming", "local_steps": 6},
     "per-fedavg": {"weights": "kaiming", "beta": 0.1},
@@ -284,5 +284,6 @@ TUNED: dict[str, dict[str, Any]] = {
 }
 WITHOUT_PRIOR: dict[str, dict[str, Any]] = {  # what differs without a label prior
     "per-fedavg": {"beta": 0.05},
+    "pfedme": {"lam": 5.0},
     "fedavg-ft": {"ft_lr": 0.02},
 }
