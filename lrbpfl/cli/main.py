@@ -97,7 +97,10 @@ def report(
 def tune(
     algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="Its name, or name:preset.")] = None,
     vary: Annotated[
-        list[str] | None, typer.Option("--vary", help="section.key=value,value: what to try; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--vary", help="section.key=value,value: what to try; with a semicolon between, fields at once; repeatable."
+        ),
     ] = None,
     grid: Annotated[bool, typer.Option("--grid", help="All combinations instead of one change at a time.")] = False,
     seeds: Annotated[int, typer.Option(help="Each row is the mean over this many seeds.", min=1)] = 1,
@@ -109,6 +112,8 @@ def tune(
     """Try values of fields, judged by the likelihood of validation parts of training splits; no test data take part.
 
     The same command goes on where it was cut off; runs that are in the directory already are not repeated.
+
+    Changes of the NLL are against the row `as it is` (in a grid: its first combination), seed by seed.
     """
     from lrbpfl.cli import studies
 

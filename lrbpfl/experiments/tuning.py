@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.cells import run_cells
+from lrbpfl.experiments.cells import Cell, run_cells
 from lrbpfl.experiments.config import Config, override, parse
 from lrbpfl.experiments.runner import Progress
 from lrbpfl.experiments.store import write_file
 
 UNCHANGED = "as it is"
-JUDGED = ("nll", "accuracy", "ece_pooled", "ece_pooled_floor", "ece_pooled_debiased", "ece_worst", "seconds")
+JUDGED = ("nll", "accuracy", "ece_pooled", "ece_pooled_floor", "ece_pooled_debiased", "ece_worst", "rank", "seconds")
 
 
 class Trial(NamedTuple):
@@ -25,11 +25,16 @@ class Trial(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a trial scored: means over its seeds, and the standard deviation of the NLL."""
+    """What a trial scored: means over its seeds, and what it gains or loses against the first trial, seed by seed.
+
+    A seed deals the data anew, so seeds differ by more than most changes do: the differences under the same seed tell.
+    """
 
     label: str
     scores: dict[str, float]
-    nll_spread: float | None  # None with a single seed
+    nll_spread: float | None  # standard deviation over the seeds; None with a single one
+    nll_change: float | None  # mean of NLL - the first trial's NLL with the same seed; None for the first itself
+    nll_change_spread: float | None  # standard deviation of these differences; None with a single one
     folders: tuple[str, ...]
     failures: tuple[str, ...]
 
@@ -50,10 +55,15 @@ def plan(tables: Mapping[str, Any], vary: Sequence[str], *, grid: bool, seeds: i
         configs = (parse(override(changed, [f"federation.seed={first + s}"])) for s in range(seeds))
         return Trial(label=", ".join(settings) or UNCHANGED, configs=tuple(configs))
 
-    changes = [_values(text) for text in vary]
+    changes = [_changes(text) for text in vary]
     if grid:
-        return [trial(settings) for settings in itertools.product(*changes)]
-    return [trial(()), *(trial((setting,)) for values in changes for setting in values)]
+        return [trial(tuple(itertools.chain(*combined))) for combined in itertools.product(*changes)]
+    return [trial(()), *(trial(change) for values in changes for change in values)]
+
+
+def _changes(text: str) -> list[tuple[str, ...]]:
+    """`section.key=a,b,c` as one change for each value; `section.key=a; section.other=b` as one change of both."""
+    return list(itertools.product(*(_values(part) for part in text.split(";"))))
 
 
 def _values(text: str) -> list[str]:
@@ -71,22 +81,37 @@ def search(
     root: Path, trials: Sequence[Trial], progress: Callable[[str, Config], Progress], *, loading: bool = False
 ) -> Iterator[Row]:
     """Run what is not there yet; one row for each trial as it is done. The rows also go to study.json, best first."""
-    rows = []
+    rows: list[Row] = []
+    first: list[Cell] = []
     for trial in trials:
         cells = {f"{trial.label} (seed {config.federation.seed})": config for config in trial.configs}
         done = [cell for _, cell in run_cells(root, cells, progress, loading=loading)]
-        scored = [cell.scores for cell in done if cell.scores]
-        nlls = [scores["nll"] for scores in scored]
-        row = Row(
-            label=trial.label,
-            scores={key: statistics.fmean(scores[key] for scores in scored) for key in JUDGED} if scored else {},
-            nll_spread=statistics.stdev(nlls) if len(nlls) > 1 else None,
-            folders=tuple(cell.path.name for cell in done),
-            failures=tuple(cell.failure for cell in done if cell.failure),
-        )
-        rows.append(row)
+        rows.append(_row(trial.label, done, first))
+        first = first or done
         write_file(root / "study.json", (json.dumps([r._asdict() for r in ranked(rows)], indent=2) + "\n").encode())
-        yield row
+        yield rows[-1]
+
+
+def _row(label: str, cells: Sequence[Cell], first: Sequence[Cell]) -> Row:
+    """Cells of one trial, one for each seed, beside those of the first trial (none: this is the first)."""
+    scored = [cell.scores for cell in cells if "nll" in cell.scores]
+    common = [key for key in JUDGED if scored and all(key in scores for scores in scored)]  # not all have ranks
+    nlls = [scores["nll"] for scores in scored]
+    pairs = [(cell.scores, base.scores) for cell, base in zip(cells, first, strict=False)]
+    changes = [now["nll"] - base["nll"] for now, base in pairs if "nll" in now and "nll" in base]
+    return Row(
+        label=label,
+        scores={key: statistics.fmean(s[key] for s in scored) for key in common},
+        nll_spread=_spread(nlls),
+        nll_change=statistics.fmean(changes) if changes else None,
+        nll_change_spread=_spread(changes),
+        folders=tuple(cell.path.name for cell in cells),
+        failures=tuple(cell.failure for cell in cells if cell.failure),
+    )
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:

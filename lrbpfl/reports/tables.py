@@ -1,6 +1,6 @@
 """Results as tables for the terminal."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -46,23 +46,30 @@ def new_clients_table(summary: Mapping[str, Mapping[str, Any]]) -> Table | None:
     return table
 
 
-def study_table(rows: Iterable[Row]) -> Table:
-    """One row per trial of a search, in the order given."""
+def study_table(rows: Sequence[Row]) -> Table:
+    """One row per trial of a search, in the order given; changes are against the first trial, seed by seed."""
     table = Table(title="Judged on validation parts of training splits", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("setting")
-    for column in ("NLL", "±", "accuracy\n%", "ECE\npooled", "its\nfloor", "ECE worst\nclient", "seconds"):
+    ranks = ["rank"] if any("rank" in row.scores for row in rows) else []
+    columns = ("NLL", "its\nchange", "accuracy\n%", "ECE\npooled", "its\nfloor", "ECE worst\nclient", *ranks, "seconds")
+    for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         s = row.scores
         table.add_row(
             row.label,
-            _shown(s, "nll", ".3f"),
-            "" if row.nll_spread is None else f"{row.nll_spread:.3f}",
+            _shown(s, "nll", ".3f") + _spread(row.nll_spread),
+            "" if row.nll_change is None else f"{row.nll_change:+.3f}{_spread(row.nll_change_spread)}",
             _shown(s, "accuracy", ".2f", times=100),
             *(_shown(s, key, ".3f") for key in ("ece_pooled", "ece_pooled_floor", "ece_worst")),
+            *(_shown(s, key, ".1f") for key in ranks),
             _shown(s, "seconds", ".0f"),
         )
     return table
+
+
+def _spread(value: float | None) -> str:
+    return "" if value is None else f" ± {value:.3f}"
 
 
 def _shown(scores: Mapping[str, Any], key: str, form: str, times: float = 1) -> str:

@@ -5,7 +5,8 @@ from typing import Any
 
 from rich.console import Console
 
-from lrbpfl.reports.tables import footnote, new_clients_table, summary_table
+from lrbpfl.experiments.tuning import Row
+from lrbpfl.reports.tables import footnote, new_clients_table, study_table, summary_table
 
 SCORES: dict[str, Any] = {
     "accuracy": 0.8765,
@@ -66,3 +67,22 @@ def test_the_footnote_warns_of_lr_bpfl_without_the_label_prior_that_it_was_tuned
     scores = {"evaluated": "each client's own model", "clients": 3, "examples": 30, "label_prior": 0.0}
     assert "lr-bpfl:no-prior" in footnote({"fedavg": scores, "lr-bpfl": scores})
     assert "no-prior" not in footnote({"lr-bpfl": {**scores, "label_prior": 0.1}}) + footnote({"lr-bpfl:paper": scores})
+
+
+def test_a_study_shows_changes_beside_their_spread_and_ranks_where_there_are_any() -> None:
+    base = Row("as it is", SCORES, nll_spread=0.02, nll_change=None, nll_change_spread=None, folders=(), failures=())
+    changed = base._replace(label="lr=1", nll_change=-0.0123, nll_change_spread=0.004)
+
+    def text(*rows: Row) -> list[list[str]]:
+        console = Console(width=140, file=io.StringIO())
+        with console.capture() as capture:
+            console.print(study_table(rows))
+        return [line.split() for line in capture.get().splitlines()]
+
+    scores = ["87.65", "0.031", "0.003", "0.127"]
+    plain = text(base, changed)
+    assert ["as", "it", "is", "0.432", "±", "0.020", *scores, "12"] in plain
+    assert ["lr=1", "0.432", "±", "0.020", "-0.012", "±", "0.004", *scores, "12"] in plain
+    ranked = text(base._replace(scores={**SCORES, "rank": 1.5}), changed)
+    assert ["as", "it", "is", "0.432", "±", "0.020", *scores, "1.5", "12"] in ranked
+    assert ["lr=1", "0.432", "±", "0.020", "-0.012", "±", "0.004", *scores, "-", "12"] in ranked
