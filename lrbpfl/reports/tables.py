@@ -47,9 +47,13 @@ def new_clients_table(summary: Mapping[str, Mapping[str, Any]]) -> Table | None:
 
 
 def study_table(rows: Sequence[Row]) -> Table:
-    """One row per trial of a search, in the order given; changes are against the first trial, seed by seed."""
-    table = Table(title="Judged on validation parts of training splits", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("setting")
+    """One row per trial of a search, in the order given; changes are against the first trial, seed by seed.
+
+    Fields of the algorithm go without their section, so that a row fits a terminal of eighty columns.
+    """
+    title = "Judged on validation parts of training splits"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("setting", overflow="fold")
     ranks = ["rank"] if any("rank" in row.scores for row in rows) else []
     columns = ("NLL", "its\nchange", "accuracy\n%", "ECE\npooled", "its\nfloor", "ECE worst\nclient", *ranks, "seconds")
     for column in columns:
@@ -57,9 +61,9 @@ def study_table(rows: Sequence[Row]) -> Table:
     for row in rows:
         s = row.scores
         table.add_row(
-            row.label,
+            row.label.replace("algorithm.", ""),
             _shown(s, "nll", ".3f") + _spread(row.nll_spread),
-            "" if row.nll_change is None else f"{row.nll_change:+.3f}{_spread(row.nll_change_spread)}",
+            "" if row.nll_change is None else f"{row.nll_change:+.3f}" + _spread(row.nll_change_spread),
             _shown(s, "accuracy", ".2f", times=100),
             *(_shown(s, key, ".3f") for key in ("ece_pooled", "ece_pooled_floor", "ece_worst")),
             *(_shown(s, key, ".1f") for key in ranks),
@@ -69,7 +73,8 @@ def study_table(rows: Sequence[Row]) -> Table:
 
 
 def _spread(value: float | None) -> str:
-    return "" if value is None else f" ± {value:.3f}"
+    """A spread, below what it belongs to."""
+    return "" if value is None else f"\n±{value:.3f}"
 
 
 def _shown(scores: Mapping[str, Any], key: str, form: str, times: float = 1) -> str:

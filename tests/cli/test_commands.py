@@ -201,7 +201,7 @@ def test_tune_shows_the_best_first_and_goes_on(lrbpfl: Lrbpfl, tmp_path: Path) -
     outcome = lrbpfl(*command)
     assert outcome.code == 0
     rows = json.loads((tmp_path / "study" / "study.json").read_text())
-    places = [outcome.out.index(row["label"]) for row in rows]
+    places = [outcome.out.index(row["label"].removeprefix("algorithm.")) for row in rows]
     assert len(rows) == 3 and places == sorted(places)
     assert lrbpfl(*command).out == outcome.out
 

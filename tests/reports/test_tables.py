@@ -69,20 +69,36 @@ def test_the_footnote_warns_of_lr_bpfl_without_the_label_prior_that_it_was_tuned
     assert "no-prior" not in footnote({"lr-bpfl": {**scores, "label_prior": 0.1}}) + footnote({"lr-bpfl:paper": scores})
 
 
-def test_a_study_shows_changes_beside_their_spread_and_ranks_where_there_are_any() -> None:
+def test_a_study_shows_changes_above_their_spread_and_ranks_where_there_are_any() -> None:
     base = Row("as it is", SCORES, nll_spread=0.02, nll_change=None, nll_change_spread=None, folders=(), failures=())
     changed = base._replace(label="lr=1", nll_change=-0.0123, nll_change_spread=0.004)
 
     def text(*rows: Row) -> list[list[str]]:
-        console = Console(width=140, file=io.StringIO())
+        console = Console(width=80, file=io.StringIO())
         with console.capture() as capture:
             console.print(study_table(rows))
-        return [line.split() for line in capture.get().splitlines()]
+        return [line.split() for line in capture.get().splitlines()][-5:-1]
 
     scores = ["87.65", "0.031", "0.003", "0.127"]
-    plain = text(base, changed)
-    assert ["as", "it", "is", "0.432", "±", "0.020", *scores, "12"] in plain
-    assert ["lr=1", "0.432", "±", "0.020", "-0.012", "±", "0.004", *scores, "12"] in plain
-    ranked = text(base._replace(scores={**SCORES, "rank": 1.5}), changed)
-    assert ["as", "it", "is", "0.432", "±", "0.020", *scores, "1.5", "12"] in ranked
-    assert ["lr=1", "0.432", "±", "0.020", "-0.012", "±", "0.004", *scores, "-", "12"] in ranked
+    assert text(base, changed) == [
+        ["as", "it", "is", "0.432", *scores, "12"],
+        ["±0.020"],
+        ["lr=1", "0.432", "-0.012", *scores, "12"],
+        ["±0.020", "±0.004"],
+    ]
+    with_ranks = text(base._replace(scores={**SCORES, "rank": 1.5}), changed)
+    assert with_ranks[0] == ["as", "it", "is", "0.432", *scores, "1.5", "12"]
+    assert with_ranks[2] == ["lr=1", "0.432", "-0.012", *scores, "-", "12"]
+
+
+def test_a_long_setting_is_folded_and_never_cut_in_eighty_columns() -> None:
+    label = "algorithm.server_optimiser=momentum, algorithm.server_lr=0.3"
+    scores = {**SCORES, "rank": 1.5, "seconds": 12345.0}
+    row = Row(label, scores, nll_spread=0.02, nll_change=-0.01, nll_change_spread=0.004, folders=(), failures=())
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(study_table([row]))
+    lines = capture.get().splitlines()
+    width = next(line.index("NLL") for line in lines if "NLL" in line) - 4  # a value is three characters wider
+    assert "".join(line[:width].strip() for line in lines[5:]) == "server_optimiser=momentum,server_lr=0.3"
+    assert "…" not in capture.get()
