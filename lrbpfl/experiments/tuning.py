@@ -51,6 +51,9 @@ def plan(tables: Mapping[str, Any], vary: Sequence[str], *, grid: bool, seeds: i
     first = parse(base).federation.seed
 
     def trial(settings: tuple[str, ...]) -> Trial:
+        keys = [setting.partition("=")[0] for setting in settings]
+        if len(set(keys)) < len(keys):
+            raise BadInput(f"one change sets a field twice: {', '.join(settings)}")
         changed = override(base, settings)
         configs = (parse(override(changed, [f"federation.seed={first + s}"])) for s in range(seeds))
         return Trial(label=", ".join(settings) or UNCHANGED, configs=tuple(configs))
@@ -63,12 +66,12 @@ def plan(tables: Mapping[str, Any], vary: Sequence[str], *, grid: bool, seeds: i
 
 def _changes(text: str) -> list[tuple[str, ...]]:
     """`section.key=a,b,c` as one change for each value; `section.key=a; section.other=b` as one change of both."""
-    return list(itertools.product(*(_values(part) for part in text.split(";"))))
+    return list(itertools.product(*(_values(part, text) for part in text.split(";"))))
 
 
-def _values(text: str) -> list[str]:
-    """`section.key=a,b,c` as one setting for each value."""
-    key, equals, values = text.partition("=")
+def _values(part: str, text: str) -> list[str]:
+    """`section.key=a,b,c`, a part of a --vary, as one setting for each value."""
+    key, equals, values = part.partition("=")
     found = [value.strip() for value in values.split(",") if value.strip()]
     if not (equals and key.strip() and found):
         raise BadInput(f"--vary {text!r} is not of the form section.key=value,value, e.g. algorithm.lr=0.01,0.1")

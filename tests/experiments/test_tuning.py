@@ -63,6 +63,15 @@ def test_a_variation_without_values_is_refused(tables: dict[str, Any], text: str
         plan(tables, [text], grid=False, seeds=1)
 
 
+@pytest.mark.parametrize(
+    ("vary", "grid"),
+    [(["algorithm.lr=0.1; algorithm.lr=0.2"], False), (["algorithm.lr=0.1", "algorithm.lr=0.2"], True)],
+)
+def test_a_field_has_one_value_in_a_change(tables: dict[str, Any], vary: list[str], grid: bool) -> None:
+    with pytest.raises(BadInput, match=r"twice: algorithm\.lr=0\.1, algorithm\.lr=0\.2"):
+        plan(tables, vary, grid=grid, seeds=1)
+
+
 def test_seeds_cannot_be_varied_because_every_trial_gets_the_same(tables: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="--seeds"):
         plan(tables, ["federation.seed=1,2"], grid=False, seeds=1)
