@@ -36,7 +36,7 @@ def run_(
     quiet: Quiet = False,
     track: Track = None,
 ) -> None:
-    """Run one algorithm; without arguments, LR-BPFL on the digits."""
+    """Run one algorithm; without arguments, LR-BPFL on the vowels of fifteen speakers."""
     from lrbpfl.cli import runs
 
     runs.run(algorithm, config, settings or [], out, quiet=quiet, track=track)
@@ -46,7 +46,7 @@ def run_(
 def compare(
     algorithms: Annotated[
         str, typer.Option("--algorithms", "-a", help="Names (or name:preset), comma separated; or: all.")
-    ] = "lr-bpfl,fedavg",
+    ] = "lr-bpfl,fedavg,fedavg-ft,local",
     config: ConfigFile = None,
     settings: Settings = None,
     out: Out = None,

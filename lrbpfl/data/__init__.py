@@ -2,7 +2,9 @@
 
 from lrbpfl.data.corruptions import Corruption, check_images, corrupt, deal_corruptions
 from lrbpfl.data.datasets import DATASETS, Dataset, check, load
-from lrbpfl.data.partition import PARTITIONS, Split, by_labels, by_size, dirichlet, hold_out, natural, split
+from lrbpfl.data.partition import PARTITIONS, by_labels, by_size, dirichlet, hold_out, natural
+from lrbpfl.data.shifts import check_inputs, permutations, shift_inputs, shift_labels
+from lrbpfl.data.splits import Split, split
 
 __all__ = [
     "DATASETS",
@@ -14,11 +16,15 @@ __all__ = [
     "by_size",
     "check",
     "check_images",
+    "check_inputs",
     "corrupt",
     "deal_corruptions",
     "dirichlet",
     "hold_out",
     "load",
     "natural",
+    "permutations",
+    "shift_inputs",
+    "shift_labels",
     "split",
 ]

@@ -1,5 +1,6 @@
-"""Labelled examples by name: scikit-learn's digits, CIFAR-10, CIFAR-100, or a folder with one file per client."""
+"""Labelled examples by name: fifteen speakers' vowels, scikit-learn's digits, CIFAR, or a folder of clients' files."""
 
+import csv
 import difflib
 import os
 from collections.abc import Callable
@@ -28,6 +29,7 @@ class Dataset(NamedTuple):
     client_names: tuple[str, ...] | None = None  # (clients,)
     num_test: int = 0  # so many of the last examples are the official test set; 0 if there is none
     class_names: tuple[str, ...] | None = None  # (num_classes,) where the data name them
+    trains: npt.NDArray[np.bool_] | None = None  # (n,) which examples natural clients train on, where the data say so
 
 
 def load(name: str, root: Path | None = None, *, progress: bool = False) -> Dataset:
@@ -60,6 +62,10 @@ def check(dataset: Dataset) -> None:
     if not 0 < x.shape[0] == y.shape[0]:
         raise BadInput(f"{dataset.name!r} has {x.shape[0]} inputs and {y.shape[0]} labels, and needs as many of each")
     _check_owner(dataset)
+    trains = dataset.trains
+    if trains is not None and (trains.dtype != np.bool_ or trains.shape != tuple(y.shape) or dataset.owner is None):
+        found = f"{trains.shape} {trains.dtype}"
+        raise BadInput(f"the trains array of {dataset.name!r} is {found}, and must hold a bool for each owned example")
     wrong = (y < 0) | (y >= dataset.num_classes)
     if wrong.any():
         index = int(wrong.nonzero()[0, 0])
@@ -93,6 +99,32 @@ def _where(dataset: Dataset, index: int) -> str:
     return f"example {int((dataset.owner[:index] == client).sum())} of client {name}"
 
 
+SPEAKERS = (
+    "Andrew", "Bill", "David", "Mark", "Jo", "Kate", "Penny", "Rose", "Mike", "Nick", "Rich", "Tim", "Sarah", "Sue",
+    "Wendy",
+)  # fmt: skip
+
+
+def _speakers(root: Path | None, progress: bool) -> Dataset:
+    """990 vowels of fifteen speakers, (10,) float32 of order one, as they are; speakers.txt says where they are from.
+
+    Each speaker trains on the first three of the six examples of each vowel.
+    """
+    with Path(__file__).with_name("speakers.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    vowels = tuple(dict.fromkeys(row["vowel"] for row in rows))
+    return Dataset(
+        name="speakers",
+        x=torch.tensor([[float(row[f"f{i}"]) for i in range(10)] for row in rows]),
+        y=torch.tensor([vowels.index(row["vowel"]) for row in rows]),
+        num_classes=len(vowels),
+        owner=np.array([int(row["speaker"]) for row in rows]),
+        client_names=SPEAKERS,
+        class_names=vowels,
+        trains=np.array([int(row["repetition"]) <= 3 for row in rows]),
+    )
+
+
 def _digits(root: Path | None, progress: bool) -> Dataset:
     """1,797 handwritten digits, (1, 8, 8) float32 in [-1, 1]; they come with scikit-learn."""
     from sklearn.datasets import load_digits
@@ -122,6 +154,7 @@ def default_root() -> Path:
 
 
 DATASETS: dict[str, Callable[[Path | None, bool], Dataset]] = {
+    "speakers": _speakers,
     "digits": _digits,
     "cifar10": partial(_cifar, "cifar10", cifar.CIFAR10),
     "cifar100": partial(_cifar, "cifar100", cifar.CIFAR100),

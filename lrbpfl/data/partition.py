@@ -5,7 +5,7 @@ clients.  All of them end, or refuse with a reason.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +13,6 @@ import numpy.typing as npt
 from lrbpfl.errors import BadInput
 
 Indices = npt.NDArray[np.int64]
-
-
-class Split(NamedTuple):
-    """One client's examples, in random order."""
-
-    train: Indices
-    validation: Indices
-    test: Indices
-    public: Indices  # given to the server, without labels
 
 
 def by_labels(
@@ -105,6 +96,11 @@ def dirichlet(
 ) -> list[Indices]:
     """For each class of y (n,), shares over the clients ~ Dirichlet(alpha, ..., alpha).
 
+    Departure: the LR-BPFL paper draws the class probabilities of each client.  Such draws agree with the number of
+    examples that each class has only by chance, so that some examples would be left over and others dealt twice; with
+    shares of classes every example is dealt exactly once.  Small alphas make clients of few classes both ways; here
+    their sizes differ too.
+
     Drawn once.  A client left with fewer than ``min_examples`` is then topped up with random examples of whichever
     client is the largest at that moment.
     """
@@ -185,40 +181,6 @@ def hold_out(y: npt.NDArray[Any], *, fraction: float, rng: np.random.Generator) 
         chosen.append(examples[: min(round(fraction * len(examples)), len(examples) - 1)])
     held = np.sort(np.concatenate(chosen))
     return np.setdiff1d(np.arange(len(y)), held), held
-
-
-def split(
-    indices: Indices,
-    *,
-    train_fraction: float,
-    validation_fraction: float = 0.0,
-    public_fraction: float = 0.0,
-    rng: np.random.Generator,
-) -> Split:
-    """Shuffle one client's indices (n,) and split them; at least one for training, at least one for testing.
-
-    ``validation_fraction`` is a fraction of the training part, so the test part does not depend on it;
-    ``public_fraction`` is one of what is left for training then, rounded, and never takes the last example.
-    """
-    if not 0 < train_fraction < 1:
-        raise BadInput(f"train_fraction is {train_fraction}, and must lie strictly between 0 and 1")
-    for name, value in {"validation_fraction": validation_fraction, "public_fraction": public_fraction}.items():
-        if not 0 <= value < 1:
-            raise BadInput(f"{name} is {value}, and must be at least 0 and below 1")
-    n = len(indices)
-    if n < 2:
-        raise BadInput(f"a client with {n} examples cannot be split: it needs one for training and one for testing")
-    cut = min(max(round(train_fraction * n), 1), n - 1)
-    if validation_fraction and cut < 2:
-        raise BadInput(
-            f"a client with {n} examples and train_fraction {train_fraction} has {cut} for training, and needs 2 when "
-            f"validation_fraction is {validation_fraction}"
-        )
-    held_out = min(max(round(validation_fraction * cut), 1), cut - 1) if validation_fraction else 0
-    left = cut - held_out
-    own = max(left - round(public_fraction * left), 1)
-    train, public, validation, test = np.split(rng.permutation(indices), [own, left, cut])
-    return Split(train=train, validation=validation, test=test, public=public)
 
 
 def _labels(y: npt.NDArray[Any], num_classes: int) -> Indices:

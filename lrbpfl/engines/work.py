@@ -26,6 +26,7 @@ class ClientData(NamedTuple):
     name: str
     train: Data
     test: Data
+    calibration: Data | None = None  # kept from training: what temperatures are fitted on
 
 
 class Federation(NamedTuple):

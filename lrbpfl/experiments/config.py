@@ -40,17 +40,33 @@ class Section(BaseModel):
 class DataSection(Section):
     """Which data, and who gets what."""
 
-    dataset: str = "digits"  # digits, cifar10, cifar100, or a folder of client-name.npz files
-    partition: str | None = None  # labels, dirichlet, size or natural; None: natural for a folder, labels otherwise
+    dataset: str = "speakers"  # speakers, digits, cifar10, cifar100, or a folder of client-name.npz files
+    partition: str | None = (
+        None  # labels, dirichlet, size or natural; None: natural if the data have clients, or labels
+    )
     clients: Count = 10  # K; a natural partition brings its own
     labels_per_client: Count = 2
     balanced: bool = True  # a class is shared equally among its clients
-    alpha: Annotated[float, Field(gt=0)] = 0.1  # of the Dirichlet partition
+    # Of the Dirichlet partition: of each class's shares over the clients. The paper draws each client's class
+    # probabilities instead, which do not add up to the examples there are; so every example is dealt exactly once.
+    alpha: Annotated[float, Field(gt=0)] = 0.1
     skew: Annotated[float, Field(ge=0)] = 1.0  # of the sizes in the partition by size; 0: equal
-    train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    # Of a client's examples. None: the data's own split, if they have one and the partition is natural; without one,
+    # 0.7 in a natural partition and 0.1 in any other.
+    train_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the training part
-    # Of what is left for training: moved to the server, without labels. None: as much as the algorithm asks for.
+    # Of what is left for training: kept from it for good, to calibrate on. None: none.
+    calibration_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    # Of what is left for training then: moved to the server, without labels. None: as much as the algorithm asks for.
     public_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    stratified: bool = True  # each part of a client's examples has that client's class proportions
+    # What makes clients differ beyond who gets what. features: every client's inputs are scaled and moved in a way of
+    # its own; concept: groups of clients call the classes differently.
+    shift: Literal["none", "features", "concept"] = "none"
+    # s of features: x exp(N(0, s^2)) + u N(0, s^2) for each feature, u the power of ten nearest to the features' spread;
+    # of uint8 images: contrast times exp(N(0, s^2)), and brightness and turns of 64 s levels and 30 s degrees.
+    shift_strength: Annotated[float, Field(ge=0)] = 0.5
+    concept_groups: Annotated[int, Field(ge=2)] = 2  # client k is in group k mod this; group 0 keeps its labels
     corruptions: bool = False  # every client's images are spoilt in a way of its own
     new_clients: Annotated[int, Field(ge=0)] = 0  # for each of new_alpha; they never train and are judged at the end
     new_alpha: Alphas = (0.1,)  # of the Dirichlet partitions of what is held out for new clients
@@ -59,8 +75,11 @@ class DataSection(Section):
 
     def idle(self) -> set[str]:
         """Keys of what is switched off."""
+        shift = {"none": {"shift", "shift_strength", "concept_groups"}}
+        shift |= {"features": {"concept_groups"}, "concept": {"shift_strength"}}
         corruptions = set() if self.corruptions else {"corruptions"}
-        return corruptions if self.new_clients else {*corruptions, "new_clients", "new_alpha", "new_fraction"}
+        new = set() if self.new_clients else {"new_clients", "new_alpha", "new_fraction"}
+        return shift[self.shift] | corruptions | new
 
 
 class FederationSection(Section):

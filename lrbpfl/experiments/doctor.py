@@ -56,7 +56,7 @@ def _data(name: str, root: Path) -> Finding:
 def _self_test() -> Finding:
     """A small federation, once in this process and once in two workers: it must learn, and agree to the bit."""
     began = time.perf_counter()
-    config = configuration.parse({"data": {"clients": 5, "train_fraction": 0.3}})
+    config = configuration.parse({"data": {"dataset": "digits", "clients": 5, "train_fraction": 0.3}})
     federation = build_federation(config)
     rounds = []
     for engine in (Serial(federation), Processes(federation, 2)):

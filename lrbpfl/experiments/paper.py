@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from lrbpfl.experiments.config import Config, parse, unknown
 from lrbpfl.experiments.costs import BATCH, STEP, Work
+from lrbpfl.experiments.deal import FRACTION
 from lrbpfl.experiments.printed import (
     ACCURACY,
     ACCURACY_SMALL,
@@ -227,7 +228,7 @@ def estimate(config: Config, work: Work, step_seconds: float, workers: int) -> f
     Workers share what clients do; the server works alone.
     """
     clients, rounds = config.data.clients, config.federation.rounds
-    judged = IMAGES * (1 - config.data.train_fraction) * work.predict
+    judged = IMAGES * (1 - training_share(config)) * work.predict
     at_clients = config.federation.cohort * rounds * work.round + clients * work.own + judged
     step_seconds *= STEP.get(config.algorithm_name, 1.0)
     return (at_clients / workers + rounds * work.server) / BATCH * step_seconds
@@ -249,9 +250,14 @@ def overhead_file(root: Path) -> Path:
     return root / f"{OVERHEAD}.json"
 
 
+def training_share(config: Config) -> float:
+    """The share of a client's images that it trains on."""
+    return config.data.train_fraction or FRACTION
+
+
 def images_per_client(config: Config) -> int:
     """How many images a client trains on, if all have as many."""
-    return round(IMAGES / config.data.clients * config.data.train_fraction)
+    return round(IMAGES / config.data.clients * training_share(config))
 
 
 def _config(row: Row, column: Column, scale: Scale, seed: int, workers: int) -> Config:

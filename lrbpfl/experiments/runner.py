@@ -99,7 +99,8 @@ def _go(run: Run, config: Config, federation: Federation, progress: Progress) ->
     finally:
         engine.close()
     judged = {k: evaluation for k, evaluation in round.evaluations.items() if k in federation.training}
-    return _summarise(run, config, round._replace(evaluations=judged), pooled, pooled_new)
+    trained = sum(len(federation.clients[k].train.y) for k in federation.training)
+    return _summarise(run, config, round._replace(evaluations=judged), trained, pooled, pooled_new)
 
 
 def _record(
@@ -192,7 +193,12 @@ def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, float]) -> d
 
 
 def _summarise(
-    run: Run, config: Config, last: Round, pooled: Mapping[str, float], pooled_new: Mapping[float, Mapping[str, float]]
+    run: Run,
+    config: Config,
+    last: Round,
+    trained: int,
+    pooled: Mapping[str, float],
+    pooled_new: Mapping[float, Mapping[str, float]],
 ) -> dict[str, Any]:
     """Write summary.json, the last thing a run does: {algorithm: scores and costs}, new clients apart, by alpha."""
     record = run.read_record()
@@ -203,7 +209,7 @@ def _summarise(
     def chosen(scores: Mapping[str, float]) -> dict[str, Any]:
         return {name: scores[name] for name in SCORES if name in scores}
 
-    summary = chosen(pooled)
+    summary = {**chosen(pooled), "examples_train": trained}
     summary |= {name: total(name) for name in ("bytes_up", "bytes_down", "seconds")}
     summary |= _sizes(last.evaluations, last.server)
     summary |= _rank(record)

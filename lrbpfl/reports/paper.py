@@ -18,6 +18,7 @@ from lrbpfl.experiments.paper import (
     images_per_client,
     overhead_file,
     runs,
+    training_share,
 )
 from lrbpfl.experiments.printed import OVERHEAD as PRINTED_OVERHEAD
 from lrbpfl.experiments.runner import read_summary
@@ -241,7 +242,7 @@ def _work_table(item: Item, scale: str, found: Found) -> str:
             work = costs.work(config.algorithm, images_per_client(config))
             whole = work.round * cohort * rounds / clients + work.own
             parts = tuple(f"{part / costs.BATCH:,.0f}" for part in (work.round, work.own, whole))
-            shares.setdefault(parts, config.data.train_fraction)
+            shares.setdefault(parts, training_share(config))
         for parts, share in shares.items():
             lines.append([f"{row.name}, {100 * share:g} % for training" if len(shares) > 1 else row.name, *parts])
     heads = ["", "a round at one client", "its own model at the end", "the whole run, per client"]

@@ -88,16 +88,15 @@ def _on_test(summary: Mapping[str, Mapping[str, Any]]) -> bool:
 
 FOOTNOTE = (
     "Floor: what a perfectly calibrated model with these confidences would score on this many examples.\n"
-    "Evaluated: {evaluated}; {clients:.0f} clients, {examples:.0f} examples, 15 bins."
+    "Evaluated: {evaluated}; {clients:.0f} clients, {trained} examples trained, {judged:.0f} judged, 15 bins."
 )
 
 
 def footnote(summary: Mapping[str, Mapping[str, Any]]) -> str:
     """What the numbers of a summary are about."""
     some = next(iter(summary.values()))
-    text = FOOTNOTE.format(
-        evaluated=some["evaluated"], clients=some.get("clients", 0), examples=some.get("examples", 0)
-    )
+    clients, judged, trained = some.get("clients", 0), some.get("examples", 0), some.get("examples_train", "?")
+    text = FOOTNOTE.format(evaluated=some["evaluated"], clients=clients, trained=trained, judged=judged)
     prior = some.get("label_prior")
     if prior:
         text += f"\nLabel prior: {prior:g} (in examples that all classes share), in every algorithm's likelihood."

@@ -1,0 +1,183 @@
+"""Who gets what: from a configuration to the indices of every client's examples, and what is done to them."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from lrbpfl.data import (
+    Corruption,
+    Dataset,
+    Split,
+    by_labels,
+    by_size,
+    check_images,
+    check_inputs,
+    deal_corruptions,
+    dirichlet,
+    hold_out,
+    natural,
+    permutations,
+    shift_inputs,
+    shift_labels,
+    split,
+)
+from lrbpfl.data.partition import Indices
+from lrbpfl.errors import BadInput
+from lrbpfl.experiments.config import DataSection
+from lrbpfl.rng import numpy_generator
+
+NEW_FRACTION = 0.2  # of every class, held out for new clients where there is no official test set
+NATURAL_FRACTION, FRACTION = 0.7, 0.1  # for training, where neither the configuration nor the data say it
+
+
+class Group(NamedTuple):
+    """Clients dealt together: those that train, or the new ones of one alpha."""
+
+    splits: dict[str, Split]  # by the client's name
+    corruptions: list[Corruption] | None = None  # one each
+    new_alpha: float | None = None
+
+
+def deal_groups(dataset: Dataset, config: DataSection, seed: int) -> list[Group]:
+    """The training clients, then the new clients of each alpha, which differ in their data from one alpha to the next.
+
+    New clients have no training client's corruption, and the same ones whatever the alpha.
+    """
+    training, new = deal(dataset, config, seed), deal_new(dataset, config, seed)
+    if config.shift == "features":
+        check_inputs(dataset.x)
+    if config.shift == "concept":
+        permutations(dataset.num_classes, config.concept_groups, seed)
+    if not config.corruptions:
+        return [Group(training), *(Group(splits, new_alpha=alpha) for alpha, splits in new.items())]
+    check_images(dataset)
+    dealt = deal_corruptions(len(training) + config.new_clients, seed)
+    first, rest = dealt[: len(training)], dealt[len(training) :]
+    return [Group(training, first), *(Group(splits, rest, alpha) for alpha, splits in new.items())]
+
+
+def shift_group(dataset: Dataset, group: Group, config: DataSection, seed: int) -> Dataset:
+    """The dataset with all examples of these clients shifted, each client's in the same way whatever its parts."""
+    parts = [np.sort(np.concatenate(part)) for part in group.splits.values()]
+    if config.shift == "features":
+        name = "shift" if group.new_alpha is None else "new shift"  # the same whatever the alpha
+        return dataset._replace(x=shift_inputs(dataset.x, parts, strength=config.shift_strength, seed=seed, name=name))
+    if config.shift == "concept":
+        classes, groups = dataset.num_classes, config.concept_groups
+        return dataset._replace(y=shift_labels(dataset.y, parts, num_classes=classes, groups=groups, seed=seed))
+    return dataset
+
+
+def deal(dataset: Dataset, config: DataSection, seed: int) -> dict[str, Split]:
+    """Every training client's name and its training, validation, test, public and calibration indices."""
+    parts = _partition(dataset, config, seed)
+    own = dataset.client_names if _kind(dataset, config) == "natural" else None
+    names = own or _numbered("client", len(parts))
+    streams = [numpy_generator(seed, "split", k) for k in range(len(parts))]
+    return _split(dataset, names, parts, config, config.public_fraction or 0.0, streams)
+
+
+def deal_new(dataset: Dataset, config: DataSection, seed: int) -> dict[float, dict[str, Split]]:
+    """For each alpha, the names and indices of new clients that share all that is held out for them.
+
+    They give nothing to the server, and are the same whatever other alphas there are.
+    """
+    if not config.new_clients:
+        return {}
+    number, (_, held) = config.new_clients, _held_out(dataset, config, seed)
+    y, groups = dataset.y.numpy()[held], {}
+    for alpha in config.new_alpha:
+        rng = numpy_generator(seed, "new", repr(alpha))
+        try:
+            parts = dirichlet(y, num_classes=dataset.num_classes, clients=number, alpha=alpha, rng=rng)
+        except BadInput as error:
+            raise BadInput(f"data.new_clients = {number}: {error}") from None
+        names, own = _numbered(f"new-{alpha}", number), [held[part] for part in parts]
+        streams = [numpy_generator(seed, "new split", repr(alpha), j) for j in range(number)]
+        groups[alpha] = _split(dataset, names, own, config, 0.0, streams)
+    return groups
+
+
+def _numbered(word: str, number: int) -> list[str]:
+    return [f"{word}-{k:0{len(str(number - 1))}d}" for k in range(number)]
+
+
+def train_fraction(dataset: Dataset, config: DataSection) -> float | None:
+    """The share of its examples that each client trains on; None: the examples that the data say."""
+    if config.train_fraction is not None:
+        return config.train_fraction
+    if _kind(dataset, config) != "natural":
+        return FRACTION
+    return NATURAL_FRACTION if dataset.trains is None else None
+
+
+def _split(
+    dataset: Dataset,
+    names: Iterable[str],
+    parts: Iterable[Indices],
+    config: DataSection,
+    public_fraction: float,
+    streams: Iterable[np.random.Generator],
+) -> dict[str, Split]:
+    fraction, y, splits = train_fraction(dataset, config), dataset.y.numpy(), {}
+    for name, part, rng in zip(names, parts, streams, strict=True):
+        try:
+            splits[name] = split(
+                part,
+                train_fraction=fraction,
+                trains=dataset.trains[part] if fraction is None and dataset.trains is not None else None,
+                labels=y[part] if config.stratified else None,
+                validation_fraction=config.validation_fraction,
+                calibration_fraction=config.calibration_fraction or 0.0,
+                public_fraction=public_fraction,
+                rng=rng,
+            )
+        except BadInput as error:
+            raise BadInput(f"{name}: {error}") from None
+    return splits
+
+
+def _held_out(dataset: Dataset, config: DataSection, seed: int) -> tuple[Indices, Indices]:
+    """What training clients share, and what new clients do."""
+    everything = np.arange(len(dataset.y))
+    if not config.new_clients:
+        return everything, everything[:0]
+    if config.new_fraction is None and dataset.num_test:
+        return everything[: -dataset.num_test], everything[-dataset.num_test :]
+    fraction = NEW_FRACTION if config.new_fraction is None else config.new_fraction
+    return hold_out(dataset.y.numpy(), fraction=fraction, rng=numpy_generator(seed, "held out"))
+
+
+def _partition(dataset: Dataset, config: DataSection, seed: int) -> list[Indices]:
+    kind, (kept, _) = _kind(dataset, config), _held_out(dataset, config, seed)
+    y, classes, rng = dataset.y.numpy()[kept], dataset.num_classes, numpy_generator(seed, "partition")
+
+    def by_owner() -> list[Indices]:
+        if dataset.owner is None:
+            raise BadInput(f"data.partition = 'natural': dataset {dataset.name!r} does not say whose its examples are")
+        if config.new_clients:
+            raise BadInput(
+                f"data.new_clients = {config.new_clients}: new clients are dealt by label, and a natural partition is "
+                "not: name another data.partition"
+            )
+        return natural(dataset.owner)
+
+    ways: dict[str, Callable[[], list[Indices]]] = {
+        "labels": lambda: by_labels(
+            y,
+            num_classes=classes,
+            clients=config.clients,
+            labels_per_client=config.labels_per_client,
+            balanced=config.balanced,
+            rng=rng,
+        ),
+        "dirichlet": lambda: dirichlet(y, num_classes=classes, clients=config.clients, alpha=config.alpha, rng=rng),
+        "size": lambda: by_size(y, clients=config.clients, skew=config.skew, rng=rng),
+        "natural": by_owner,
+    }
+    return [kept[part] for part in ways[kind]()]
+
+
+def _kind(dataset: Dataset, config: DataSection) -> str:
+    return config.partition or ("labels" if dataset.owner is None else "natural")
