@@ -63,7 +63,7 @@ class DataSection(Section):
     # What makes clients differ beyond who gets what. features: every client's inputs are scaled and moved in a way of
     # its own; concept: groups of clients call the classes differently.
     shift: Literal["none", "features", "concept"] = "none"
-    # s of features: x exp(N(0, s^2)) + u N(0, s^2) for each feature, u the power of ten nearest to the features' spread;
+    # s of features: x exp(N(0, s^2)) + u N(0, s^2) for each feature, u the power of ten nearest to a feature's spread;
     # of uint8 images: contrast times exp(N(0, s^2)), and brightness and turns of 64 s levels and 30 s degrees.
     shift_strength: Annotated[float, Field(ge=0)] = 0.5
     concept_groups: Annotated[int, Field(ge=2)] = 2  # client k is in group k mod this; group 0 keeps its labels

@@ -38,7 +38,8 @@ def lrbpfl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     return call
 
 
+DIGITS = ("--set", "data.dataset=digits")
 TINY = (
-    "--set", "data.clients=5", "--set", "data.train_fraction=0.3", "--set", "federation.rounds=2",
+    *DIGITS, "--set", "data.clients=5", "--set", "data.train_fraction=0.3", "--set", "federation.rounds=2",
     "--set", "federation.cohort=2", "--set", "engine.workers=2",
 )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.cli.conftest import TINY, Lrbpfl
+from tests.cli.conftest import DIGITS, TINY, Lrbpfl
 
 CASES = {
     "unknown dataset": (["--set", "data.dataset=cifar11"], ["cifar11", "cifar10"]),
@@ -36,6 +36,8 @@ CASES = {
     "setting without a value": (["--set", "federation.rounds"], ["section.key=value"]),
     "no such folder": (["--set", "data.dataset=./nowhere"], ["nowhere"]),
     "corruptions of what is no photograph": (["--set", "data.corruptions=true"], ["data.corruptions", "digits"]),
+    "a shift that is none": (["--set", "data.shift=label"], ["data.shift = 'label'", "concept"]),
+    "more groups than classes": (["--set", "data.shift=concept", "--set", "data.concept_groups=11"], ["11", "10"]),
     "more new clients than examples": (["--set", "data.new_clients=500"], ["data.new_clients = 500", "359"]),
     "the same alpha twice": (["--set", "data.new_alpha=[1, 1.0]"], ["data.new_alpha", "twice"]),
     "natural partition of a dataset without owners": (["--set", "data.partition=natural"], ["natural", "digits"]),
@@ -45,7 +47,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_sentence_names_what_is_wrong(case: str, lrbpfl: Lrbpfl, tmp_path: Path) -> None:
     arguments, words = CASES[case]
-    outcome = lrbpfl("run", *arguments)
+    outcome = lrbpfl("run", *DIGITS, *arguments)
     assert outcome.code == 2
     assert outcome.out == ""
     assert outcome.err.startswith("lrbpfl: ")

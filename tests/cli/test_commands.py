@@ -21,7 +21,7 @@ from lrbpfl.core.objective import mask_logits
 from lrbpfl.data import deal_corruptions
 from lrbpfl.experiments import bench as benchmark
 from lrbpfl.models import cnn
-from tests.cli.conftest import TINY, Lrbpfl
+from tests.cli.conftest import DIGITS, TINY, Lrbpfl
 
 
 def test_run_ends_with_a_table_and_where_things_are(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_compare_gives_the_same_data_to_all(lrbpfl: Lrbpfl, tmp_path: Path) -> N
     outcome = lrbpfl("compare", *TINY, *fields, "--out", "both")
     assert outcome.code == 0
     summary = json.loads((tmp_path / "both" / "summary.json").read_text())
-    assert list(summary) == ["lr-bpfl", "fedavg"]
+    assert list(summary) == ["lr-bpfl", "fedavg", "fedavg-ft", "local"]
     assert summary["lr-bpfl"]["examples"] == summary["fedavg"]["examples"]
     assert "lr = 0.05" in (tmp_path / "both" / "fedavg" / "config.toml").read_text()
     assert "max_rank = 3" in (tmp_path / "both" / "lr-bpfl" / "config.toml").read_text()
@@ -76,18 +76,42 @@ def test_a_run_repeats_from_its_own_configuration(lrbpfl: Lrbpfl, tmp_path: Path
 
 
 def test_partition_shows_every_client(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
-    outcome = lrbpfl("partition", "--set", "data.clients=5", "--set", "data.labels_per_client=3")
+    outcome = lrbpfl("partition", *DIGITS, "--set", "data.clients=5", "--set", "data.labels_per_client=3")
     assert outcome.code == 0
     assert all(f"client-{k}" in outcome.out for k in range(5))
     assert "1797 examples of 1797" in outcome.out
-    rows = json.loads(lrbpfl("partition", "--json", "--set", "data.clients=5").out)
+    rows = json.loads(lrbpfl("partition", "--json", *DIGITS, "--set", "data.clients=5").out)
     assert sum(row["train"] + row["test"] for row in rows.values()) == 1797
     assert all(len(row["classes"]) == 2 for row in rows.values())
     assert list(tmp_path.iterdir()) == []
 
 
+def test_partition_shows_the_speakers(lrbpfl: Lrbpfl) -> None:
+    outcome = lrbpfl("partition", "--set", "data.calibration_fraction=0.2")
+    assert outcome.code == 0
+    (row,) = (line.split() for line in outcome.out.splitlines() if "Wendy" in line)
+    assert row[:7] == ["Wendy", "26", "0", "33", "0", "7", "11"]
+    assert "15 clients, 990 examples of 990" in outcome.out
+    assert "training parts: the data's own; parts are drawn class by class" in outcome.out
+    dealt = lrbpfl("partition", "--set", "data.train_fraction=0.5", "--set", "data.stratified=false").out
+    assert "training parts: a fraction of 0.5; parts are drawn at random" in dealt
+
+
+def test_partition_shows_shifts(lrbpfl: Lrbpfl) -> None:
+    """Labels are told as clients have them: those of group 1 are swapped."""
+    keys = (*DIGITS, "--set", "data.clients=5")
+    plain = json.loads(lrbpfl("partition", "--json", *keys).out)
+    rows = json.loads(lrbpfl("partition", "--json", *keys, "--set", "data.shift=concept").out)
+    assert [row["group"] for row in rows.values()] == [0, 1, 0, 1, 0]
+    assert rows["client-2"]["classes"] == plain["client-2"]["classes"]
+    assert set(rows["client-3"]["classes"]) == {str(int(c) ^ 1) for c in plain["client-3"]["classes"]}
+    assert "  group 1: 0→1 1→0 2→3" in lrbpfl("partition", *keys, "--set", "data.shift=concept").out
+    shown = lrbpfl("partition", *keys, "--set", "data.shift=features", "--set", "data.shift_strength=0.3").out
+    assert "in a way of its own, strength 0.3" in shown and "group" not in shown
+
+
 def test_partition_shows_new_clients(lrbpfl: Lrbpfl) -> None:
-    keys = ("--set", "data.clients=5", "--set", "data.new_clients=2", "--set", "data.new_alpha=[0.1, 1.0]")
+    keys = (*DIGITS, "--set", "data.clients=5", "--set", "data.new_clients=2", "--set", "data.new_alpha=[0.1, 1.0]")
     outcome = lrbpfl("partition", *keys)
     assert all(name in outcome.out for name in ("new-0.1-0", "new-0.1-1", "new-1.0-0", "new-1.0-1"))
     assert "5 clients, 1438 examples of 1797" in outcome.out

@@ -18,7 +18,7 @@ def embedded(page: Path) -> list[dict[str, object]]:
 
 
 def test_a_comparison_ends_in_a_page_and_figures(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
-    outcome = lrbpfl("compare", *TINY, "--out", "both")
+    outcome = lrbpfl("compare", "-a", "lr-bpfl,fedavg", *TINY, "--out", "both")
     assert outcome.out.endswith("A page about it: lrbpfl report both\n")
     assert lrbpfl("report", "both", "--figures", "figures").out.startswith("The page: both/report.html\n")
     first, second = embedded(tmp_path / "both" / "report.html")

@@ -25,6 +25,28 @@ def test_digits() -> None:
     check(dataset)
 
 
+def test_speakers() -> None:
+    """Fifteen clients with their names, six examples of each vowel, of which the first three train."""
+    dataset = load("speakers")
+    check(dataset)
+    assert dataset.owner is not None and dataset.trains is not None and dataset.client_names is not None
+    assert dataset.x.shape == (990, 10) and dataset.x.dtype == torch.float32
+    assert dataset.class_names == ("hid", "hId", "hEd", "hAd", "hYd", "had", "hOd", "hod", "hUd", "hud", "hed")
+    assert len(set(dataset.client_names)) == 15 and dataset.client_names[4] == "Jo"
+    each = np.zeros((15, 11, 2), int)
+    np.add.at(each, (dataset.owner, dataset.y.numpy(), dataset.trains.astype(int)), 1)
+    assert (each == 3).all()
+    raw = dataset.x[99].numpy() * datasets.SPEAKERS_STD + datasets.SPEAKERS_MEAN  # line 101 of the file
+    assert raw == pytest.approx([-4.477, 0.246, 1.087, 1.108, 0.682, 1.057, 0.424, -0.264, -1.195, -0.52], abs=1e-5)
+
+
+def test_speakers_are_standardised_by_what_trains() -> None:
+    dataset = load("speakers")
+    assert dataset.trains is not None
+    train = dataset.x[torch.from_numpy(dataset.trains)]
+    assert train.mean(0).abs().max() < 0.02 and (train.std(0) - 1).abs().max() < 0.02
+
+
 def test_cifar_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive, contents = tiny()
     write(archive, contents, tmp_path)
@@ -54,7 +76,7 @@ def test_unknown_names_meet_the_known_ones(name: str, nearest: str) -> None:
     with pytest.raises(BadInput) as refusal:
         load(name)
     message = str(refusal.value)
-    assert repr(name) in message and "digits, cifar10, cifar100" in message and "client-name.npz" in message
+    assert repr(name) in message and "speakers, digits, cifar10, cifar100" in message and "client-name.npz" in message
     assert (f"nearest: {nearest!r}" in message) == bool(nearest)
 
 
@@ -80,6 +102,9 @@ GOOD = Dataset("mine", torch.zeros(3, 2), torch.tensor([0, 1, 1]), 2, np.array([
         ({"owner": np.array([0.0, 1.0, 1.0])}, "float64"),
         ({"owner": np.array([0, 1, 2])}, "owners of 'mine' go from 0 to 2.*from 0 to 1"),
         ({"owner": np.array([0, 1, -2])}, "owners of 'mine' go from -2 to 1"),
+        ({"trains": np.array([True, False])}, r"trains array of 'mine' is \(2,\) bool"),
+        ({"trains": np.array([1, 0, 1])}, r"trains array of 'mine' is \(3,\) int64"),
+        ({"trains": np.array([True, False, True]), "owner": None}, "a bool for each owned example"),
     ],
 )
 def test_check_names_the_example(change: dict[str, Any], words: str) -> None:
@@ -89,7 +114,7 @@ def test_check_names_the_example(change: dict[str, Any], words: str) -> None:
 
 
 def test_the_registry_is_complete() -> None:
-    assert list(DATASETS) == ["digits", "cifar10", "cifar100"]
+    assert list(DATASETS) == ["speakers", "digits", "cifar10", "cifar100"]
     assert cifar.CIFAR10.num_classes == 10 and cifar.CIFAR100.num_classes == 100
 
 

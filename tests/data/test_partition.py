@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrbpfl.data import PARTITIONS, Split, by_labels, by_size, dirichlet, hold_out, natural, split
+from lrbpfl.data import PARTITIONS, by_labels, by_size, dirichlet, hold_out, natural
 from lrbpfl.data.partition import Indices
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import numpy_generator
@@ -176,47 +176,6 @@ def test_natural(owner: list[int]) -> None:
     assert all((numbers[part] == client).all() for client, part in enumerate(parts))
 
 
-@quick
-@given(
-    n=st.integers(4, 300),
-    train=st.floats(0.01, 0.99),
-    validation=st.floats(0.01, 0.99),
-    seed=seeds,
-)
-def test_split(n: int, train: float, validation: float, seed: int) -> None:
-    indices = 7 + 3 * np.arange(n)
-    plain = split(indices, train_fraction=train, rng=numpy_generator(seed))
-    assert (np.sort(np.concatenate(plain)) == indices).all()
-    assert len(plain.train) == min(max(round(train * n), 1), n - 1)
-    assert len(plain.validation) == 0
-    assert len(plain.test) >= 1
-    if len(plain.train) >= 2:
-        parts = split(indices, train_fraction=train, validation_fraction=validation, rng=numpy_generator(seed))
-        assert np.array_equal(parts.test, plain.test)
-        assert np.array_equal(np.concatenate(parts[:2]), plain.train)
-        assert min(len(parts.train), len(parts.validation)) >= 1
-        assert abs(len(parts.validation) - validation * len(plain.train)) <= 1
-
-
-@pytest.mark.parametrize(("fraction", "given"), [(0.0, 0), (0.04, 1), (0.3, 6), (0.99, 19)])
-def test_what_the_server_gets_comes_out_of_the_training_part(fraction: float, given: int) -> None:
-    """20 of 50 examples are left for training once 5 are held out; the other parts stay as they are."""
-
-    def parts(public: float) -> Split:
-        rng = numpy_generator(0)
-        return split(np.arange(50), train_fraction=0.5, validation_fraction=0.2, public_fraction=public, rng=rng)
-
-    without, got = parts(0.0), parts(fraction)
-    assert len(got.public) == given
-    assert np.array_equal(np.concatenate([got.train, got.public]), without.train)
-    assert np.array_equal(got.validation, without.validation) and np.array_equal(got.test, without.test)
-
-
-def test_the_last_training_example_stays_with_its_client() -> None:
-    got = split(np.arange(4), train_fraction=0.25, public_fraction=0.9, rng=numpy_generator(0))
-    assert len(got.train) == 1 and len(got.public) == 0
-
-
 def test_registry_names_every_partition() -> None:
     assert {"labels": by_labels, "dirichlet": dirichlet, "size": by_size, "natural": natural} == PARTITIONS
 
@@ -277,24 +236,6 @@ def test_refusals_name_the_value(function: Callable[..., Any], arguments: dict[s
 def test_natural_refuses(owner: list[Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         natural(np.array(owner))
-
-
-@pytest.mark.parametrize(
-    ("n", "train", "validation", "words"),
-    [
-        (9, 0.0, 0.0, "train_fraction is 0"),
-        (9, 1.0, 0.0, "train_fraction is 1"),
-        (9, float("nan"), 0.0, "train_fraction is nan"),
-        (9, 0.5, 1.0, "validation_fraction is 1"),
-        (9, 0.5, -0.1, "validation_fraction is -0.1"),
-        (1, 0.5, 0.0, "a client with 1 examples"),
-        (0, 0.5, 0.0, "a client with 0 examples"),
-        (9, 0.1, 0.5, "a client with 9 examples and train_fraction 0.1 has 1 for training"),
-    ],
-)
-def test_split_refuses(n: int, train: float, validation: float, words: str) -> None:
-    with pytest.raises(BadInput, match=words):
-        split(np.arange(n), train_fraction=train, validation_fraction=validation, rng=numpy_generator(0))
 
 
 @quick

@@ -2,99 +2,21 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from lrbpfl.data import Dataset, Split, corrupt, deal_corruptions, load
+from lrbpfl.data import corrupt, deal_corruptions, load
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.build import alphas_of_new, build_engine, build_federation, deal, deal_groups, deal_new
-from lrbpfl.experiments.config import DataSection, parse
+from lrbpfl.experiments.build import alphas_of_new, build_engine, build_federation
+from lrbpfl.experiments.config import parse
+from lrbpfl.experiments.deal import deal_groups
 from lrbpfl.rng import numpy_generator
 from tests.experiments.conftest import NAMES, Configure
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load("digits")
-
-
-def same_splits(a: dict[str, Split], b: dict[str, Split]) -> bool:
-    return list(a) == list(b) and all(
-        all(map(np.array_equal, mine, yours)) for mine, yours in zip(a.values(), b.values(), strict=True)
-    )
-
-
-KINDS: dict[str, dict[str, Any]] = {
-    "labels": {"partition": "labels", "labels_per_client": 3},
-    "unbalanced labels": {"partition": "labels", "balanced": False},
-    "dirichlet": {"partition": "dirichlet", "alpha": 1.0},
-    "size": {"partition": "size", "skew": 0.5},
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_seed_alone_decides_who_gets_what(kind: str, digits: Dataset) -> None:
-    section = DataSection(**KINDS[kind], clients=7)
-    first = deal(digits, section, seed=1)
-    np.random.default_rng(0).random(5)
-    assert same_splits(deal(digits, section, seed=1), first)
-    assert not same_splits(deal(digits, section, seed=2), first)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_example_goes_to_one_place(kind: str, digits: Dataset) -> None:
-    section = DataSection(**KINDS[kind], clients=7, train_fraction=0.5, validation_fraction=0.25, public_fraction=0.1)
-    splits = deal(digits, section, seed=1)
-    assert list(splits) == [f"client-{k}" for k in range(7)]
-    everything = np.concatenate([part for split in splits.values() for part in split])
-    assert np.array_equal(np.sort(everything), np.arange(len(digits.y)))
-    assert all(len(part) for split in splits.values() for part in split)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_test_part_does_not_depend_on_the_validation_part(kind: str, digits: Dataset) -> None:
-    section = DataSection(**KINDS[kind], clients=5, train_fraction=0.3)
-    without = deal(digits, section, seed=1)
-    with_it = deal(digits, section.model_copy(update={"validation_fraction": 0.4}), seed=1)
-    for name in without:
-        assert np.array_equal(without[name].test, with_it[name].test)
-        assert set(without[name].train) == set(with_it[name].train) | set(with_it[name].validation)
-
-
-def test_each_kind_keeps_its_promise(digits: Dataset) -> None:
-    y = digits.y.numpy()
-
-    def parts(**keys: Any) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-        return [np.concatenate(split) for split in deal(digits, DataSection(**keys, clients=10), seed=1).values()]
-
-    assert all(len(np.unique(y[part])) == 3 for part in parts(partition="labels", labels_per_client=3))
-    sizes = [len(part) for part in parts(partition="size", skew=0.0)]
-    assert max(sizes) - min(sizes) <= 1
-    skewed = [len(part) for part in parts(partition="size", skew=2.0)]
-    assert max(skewed) > 4 * min(skewed)
-    even, uneven = (
-        np.mean(
-            [np.bincount(y[part], minlength=10).max() / len(part) for part in parts(partition="dirichlet", alpha=a)]
-        )
-        for a in (1e6, 0.05)
-    )
-    assert even < 0.15 < 0.4 < uneven
-
-
-def test_labels_are_the_partition_unless_another_is_named(digits: Dataset) -> None:
-    named = deal(digits, DataSection(partition="labels"), seed=0)
-    assert same_splits(deal(digits, DataSection(), seed=0), named)
-
-
-def test_numbers_in_names_have_equal_length(digits: Dataset) -> None:
-    names = list(deal(digits, DataSection(partition="size", clients=11), seed=0))
-    assert names == [f"client-{k:02d}" for k in range(11)]
 
 
 def test_a_folder_brings_its_clients_and_their_names(configure: Configure, folder: Path) -> None:
@@ -107,13 +29,6 @@ def test_a_folder_brings_its_clients_and_their_names(configure: Configure, folde
             assert sorted(map(tuple, mine.tolist())) == sorted(map(tuple, file["x"].astype(np.float32).tolist()))
 
 
-def test_the_seed_decides_which_examples_natural_clients_train_on(folder: Path) -> None:
-    section = DataSection(dataset=str(folder), train_fraction=0.5)
-    first, other = (deal(load(str(folder)), section, seed=seed) for seed in (1, 2))
-    assert same_splits(deal(load(str(folder)), section, seed=1), first)
-    assert all(set(first[name].train) != set(other[name].train) for name in NAMES)
-
-
 def test_a_folder_may_be_dealt_anew(configure: Configure) -> None:
     federation = build_federation(configure(data={"partition": "size", "clients": 3}))
     assert [client.name for client in federation.clients] == ["client-0", "client-1", "client-2"]
@@ -121,7 +36,7 @@ def test_a_folder_may_be_dealt_anew(configure: Configure) -> None:
 
 def test_digits_have_no_natural_clients() -> None:
     with pytest.raises(BadInput, match=r"data.partition = 'natural': dataset 'digits' does not say"):
-        build_federation(parse({"data": {"partition": "natural"}}))
+        build_federation(parse({"data": {"dataset": "digits", "partition": "natural"}}))
 
 
 def test_a_cohort_larger_than_the_federation_is_refused(configure: Configure) -> None:
@@ -197,10 +112,39 @@ def test_the_server_gets_inputs_of_training_examples(configure: Configure) -> No
     assert without.task.public is None
     assert federation.task.public is not None
     assert [len(c.train.y) for c in federation.clients] == [8, 9, 10, 12]
-    gone = torch.cat([b.train.x[len(c.train.x) :] for b, c in zip(without.clients, federation.clients, strict=True)])
-    assert torch.equal(federation.task.public, gone)
+    gone = [rows(b.train.x) - rows(c.train.x) for b, c in zip(without.clients, federation.clients, strict=True)]
+    assert rows(federation.task.public) == set().union(*gone)
     for before, after in zip(without.clients, federation.clients, strict=True):
         assert torch.equal(before.test.x, after.test.x)
+
+
+def test_what_is_kept_to_calibrate_on_trains_nobody(configure: Configure) -> None:
+    """A quarter of 10, 12, 14 and 16 examples; nothing is kept unless it is asked for."""
+    without = build_federation(configure())
+    federation = build_federation(configure(data={"calibration_fraction": 0.25}))
+    assert all(client.calibration is None for client in without.clients)
+    for before, after, kept in zip(without.clients, federation.clients, [2, 3, 4, 4], strict=True):
+        assert after.calibration is not None and len(after.calibration.y) == kept
+        assert rows(after.calibration.x) == rows(before.train.x) - rows(after.train.x)
+        assert torch.equal(before.test.x, after.test.x)
+
+
+def test_shifts_reach_clients_and_server(configure: Configure) -> None:
+    """Every second of the four clients, in all its parts, has labels 0 and 1 swapped; inputs in their own ways."""
+    data = {"calibration_fraction": 0.25, "public_fraction": 0.25}
+    plain = build_federation(configure(data=data))
+    swapped = build_federation(configure(data={**data, "shift": "concept"}))
+    moved = build_federation(configure(data={**data, "shift": "features"}))
+    swap = torch.tensor([1, 0, 2])
+    for k in range(4):
+        for part in ("train", "test", "calibration"):
+            before, after, other = (getattr(f.clients[k], part) for f in (plain, swapped, moved))
+            assert torch.equal(after.x, before.x) and torch.equal(other.y, before.y)
+            assert torch.equal(after.y, swap[before.y] if k % 2 else before.y)
+            assert not torch.equal(other.x, before.x)
+    assert plain.task.public is not None and swapped.task.public is not None and moved.task.public is not None
+    assert torch.equal(swapped.task.public, plain.task.public)
+    assert not (moved.task.public == plain.task.public).any()
 
 
 def test_a_share_that_is_nothing_is_told(configure: Configure) -> None:
@@ -210,64 +154,6 @@ def test_a_share_that_is_nothing_is_told(configure: Configure) -> None:
 
 def test_the_task_knows_how_many_take_part(configure: Configure) -> None:
     assert build_federation(configure()).task.num_clients == len(NAMES)
-
-
-def with_test_set(digits: Dataset) -> Dataset:
-    return digits._replace(num_test=400)
-
-
-def everything(splits: dict[str, Split]) -> list[int]:
-    return sorted(int(i) for part in splits.values() for indices in part for i in indices)
-
-
-def test_new_clients_share_the_official_test_set(digits: Dataset) -> None:
-    section = DataSection(partition="dirichlet", clients=5, new_clients=4, new_alpha=(0.1, 1.0), public_fraction=0.3)
-    training, *new = deal_groups(with_test_set(digits), section, seed=1)
-    assert everything(training.splits) == list(range(1397))
-    assert [group.new_alpha for group in new] == [0.1, 1.0]
-    for group in new:
-        assert everything(group.splits) == list(range(1397, 1797))
-        assert list(group.splits) == [f"new-{group.new_alpha}-{k}" for k in range(4)]
-        assert all(len(part.public) == 0 < min(len(part.train), len(part.test)) for part in group.splits.values())
-        sizes = [(len(part.train), len(part.train) + len(part.test)) for part in group.splits.values()]
-        assert all(abs(train - 0.1 * both) <= 1 for train, both in sizes)
-
-
-@pytest.mark.parametrize(("fraction", "expected"), [(None, 0.2), (0.4, 0.4)])
-def test_new_clients_share_a_fraction_of_every_class_elsewhere(
-    fraction: float | None, expected: float, digits: Dataset
-) -> None:
-    section = DataSection(clients=5, new_clients=3, new_fraction=fraction)
-    training, new = deal_groups(digits, section, seed=1)
-    held = everything(new.splits)
-    assert sorted(everything(training.splits) + held) == list(range(1797))
-    counts, of = (np.bincount(digits.y.numpy()[chosen], minlength=10) for chosen in (held, np.arange(1797)))
-    assert np.array_equal(counts, np.rint(expected * of))
-
-
-def test_a_fraction_that_is_named_goes_before_the_test_set(digits: Dataset) -> None:
-    _, new = deal_groups(with_test_set(digits), DataSection(new_clients=3, new_fraction=0.1), seed=1)
-    assert min(everything(new.splits)) < 1397
-
-
-def test_new_clients_do_not_depend_on_other_alphas(digits: Dataset) -> None:
-    some = deal_new(digits, DataSection(new_clients=3, new_alpha=(0.1, 0.5)), seed=1)
-    more = deal_new(digits, DataSection(new_clients=3, new_alpha=(2.0, 0.5, 0.1)), seed=1)
-    assert all(same_splits(some[alpha], more[alpha]) for alpha in (0.1, 0.5))
-    assert list(some) == [0.1, 0.5] and list(more) == [2.0, 0.5, 0.1]
-    other = deal_new(digits, DataSection(new_clients=3, new_alpha=(0.1,)), seed=2)
-    assert not same_splits(some[0.1], other[0.1])
-
-
-def test_a_smaller_alpha_makes_new_clients_more_unlike(digits: Dataset) -> None:
-    groups = deal_new(digits, DataSection(new_clients=5, new_alpha=(0.05, 1e6), new_fraction=0.5), seed=1)
-    uneven, even = (
-        np.mean(
-            [np.bincount(digits.y.numpy()[np.concatenate(part)]).max() / sum(map(len, part)) for part in g.values()]
-        )
-        for g in groups.values()
-    )
-    assert even < 0.15 < 0.4 < uneven
 
 
 def test_a_federation_has_its_new_clients_last(configure: Configure) -> None:
@@ -350,10 +236,3 @@ def test_new_clients_have_corruptions_of_their_own(photographs: Path, configure:
         expected = torch.zeros_like(dataset.x)
         expected[own] = corrupt(dataset.x[own], pair, 0)
         assert torch.equal(client.train.x, expected[torch.from_numpy(part.train)])
-
-
-def test_more_clients_than_corruptions_are_refused(digits: Dataset) -> None:
-    images = digits._replace(x=torch.zeros(1797, 3, 32, 32, dtype=torch.uint8))
-    section = DataSection(partition="size", clients=50, corruptions=True, new_clients=8)
-    with pytest.raises(BadInput, match="57 different pairs of kind and severity for 58 clients"):
-        deal_groups(images, section, seed=0)

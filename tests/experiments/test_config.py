@@ -27,7 +27,7 @@ def refusal(tables: dict[str, Any]) -> str:
 
 def test_nothing_given_is_a_whole_configuration() -> None:
     config = parse({})
-    assert (config.data.dataset, config.federation.rounds, config.engine.kind) == ("digits", 20, "processes")
+    assert (config.data.dataset, config.federation.rounds, config.engine.kind) == ("speakers", 20, "processes")
     assert (config.algorithm_name, config.algorithm) == ("lr-bpfl", LRBPFL())
 
 
@@ -166,6 +166,11 @@ def test_a_name_that_resembles_nothing_still_lists_what_there_is() -> None:
         ("data", "train_fraction", -0.1),
         ("data", "train_fraction", nan),
         ("data", "train_fraction", "half"),
+        ("data", "calibration_fraction", 1.0),
+        ("data", "stratified", 1),
+        ("data", "shift", "labels"),
+        ("data", "shift_strength", -0.5),
+        ("data", "concept_groups", 1),
         ("data", "validation_fraction", 1.0),
         ("data", "validation_fraction", -0.1),
         ("data", "alpha", nan),
@@ -314,6 +319,26 @@ def test_one_alpha_stands_for_a_list_of_one(given: Any, alphas: tuple[float, ...
 )
 def test_what_cannot_be_asked_of_new_clients_is_told(data: dict[str, Any], words: str) -> None:
     assert words in refusal({"data": data})
+
+
+def test_keys_of_another_shift_are_not_written_down() -> None:
+    keys = {"shift", "shift_strength", "concept_groups"}
+
+    def written(shift: str) -> set[str]:
+        data = {"shift": shift, "shift_strength": 0.3, "concept_groups": 4}
+        return keys & set(parse({"data": data}).tables()["data"])
+
+    assert written("none") == set()
+    assert written("features") == keys - {"concept_groups"}
+    assert written("concept") == keys - {"shift_strength"}
+
+
+def test_how_parts_are_drawn_is_written_down() -> None:
+    """A missing train_fraction stays missing: what it means depends on data and partition, which are written down."""
+    assert parse({}).tables()["data"]["stratified"] is True
+    assert "train_fraction" not in parse({}).tables()["data"]
+    assert identity(data={"stratified": False}) != identity() != identity(data={"train_fraction": 0.1})
+    assert identity(data={"calibration_fraction": 0.1}) != identity()
 
 
 def test_what_is_off_is_not_written_down() -> None:

@@ -25,7 +25,7 @@ def before(engine: Engine) -> dict[str, float]:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_rounds_make_digits_likelier(name: str) -> None:
     """In nats per example; some algorithms fit a client's data before it predicts, and so start well already."""
-    engine = Serial(build_federation(parse({"algorithm": {"name": name}})))
+    engine = Serial(build_federation(parse({"data": {"dataset": "digits"}, "algorithm": {"name": name}})))
     begin = before(engine)
     *_, last = federate(engine, rounds=ROUNDS, cohort=5)
     end = summarise({k: e.result.predictions for k, e in last.evaluations.items() if e.result}, seed=0)

@@ -47,6 +47,13 @@ def test_tables_of_methods_have_the_papers_eight_and_two_below(name: str) -> Non
     assert set(ITEMS[name].scores[0].printed) == set(rows[:-2])
 
 
+@pytest.mark.parametrize("name", ITEMS)
+def test_every_run_writes_down_how_its_parts_are_drawn(name: str) -> None:
+    for run in runs(name, "mini", [0]):
+        written = run.config.tables()["data"]
+        assert written["stratified"] is True and written["train_fraction"] in (0.1, 0.4)
+
+
 def test_the_papers_scale_is_the_papers() -> None:
     (run,) = (run for run in runs("rank-map", "paper", [3]))
     data, federation = run.config.data, run.config.federation

@@ -113,7 +113,7 @@ def digits(name: str, rounds: int = 8) -> Config:
     """A run of a second or two in two workers."""
     return parse(
         {
-            "data": {"clients": 6},
+            "data": {"dataset": "digits", "clients": 6},
             "federation": {"rounds": rounds, "cohort": 3, "evaluate_every": 3},
             "engine": {"workers": 2},
             "algorithm": {"name": name, **(FEW_STEPS if name == "lr-bpfl" else {})},

@@ -20,6 +20,7 @@ SCORES: dict[str, Any] = {
     "seconds": 12.34,
     "clients": 20.0,
     "examples": 54000.0,
+    "examples_train": 6000,
     "evaluated": "each client's own model after round 40, on its own test split",
 }
 
@@ -44,7 +45,7 @@ def test_a_run_without_scores_shows_dashes() -> None:
 
 
 def test_the_footnote_says_what_was_judged() -> None:
-    assert "own test split; 20 clients, 54000 examples" in footnote({"fedavg": SCORES})
+    assert "own test split; 20 clients, 6000 examples trained, 54000 judged" in footnote({"fedavg": SCORES})
 
 
 def test_new_clients_have_a_row_for_each_alpha() -> None:
