@@ -97,7 +97,7 @@ def dirichlet(
     """For each class of y (n,), shares over the clients ~ Dirichlet(alpha, ..., alpha).
 
     Departure: the LR-BPFL paper draws the class probabilities of each client.  Such draws agree with the number of
-    examples that each class has only by chance, so that some examples would be left over and others dealt twice; with
+    examples that each class has only by chance, so that some examples would be left over and others wanted twice; with
     shares of classes every example is dealt exactly once.  Small alphas make clients of few classes both ways; here
     their sizes differ too.
 

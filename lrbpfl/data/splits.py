@@ -38,7 +38,7 @@ def split(
 
     ``validation_fraction`` is a fraction of the training part, ``calibration_fraction`` one of what is then left for
     training, ``public_fraction`` one of what is left after that; so no part depends on a fraction named after its own.
-    The first two take at least one example, the last may take none; none takes the last training example.
+    None takes the last training example; apart from that, the first two take at least one.
     """
     fractions = {
         "validation_fraction": validation_fraction,

@@ -47,8 +47,8 @@ class DataSection(Section):
     clients: Count = 10  # K; a natural partition brings its own
     labels_per_client: Count = 2
     balanced: bool = True  # a class is shared equally among its clients
-    # Of the Dirichlet partition: of each class's shares over the clients. The paper draws each client's class
-    # probabilities instead, which do not add up to the examples there are; so every example is dealt exactly once.
+    # Of the Dirichlet partition: of each class's shares over the clients, so that every example is dealt exactly once.
+    # The paper draws each client's class probabilities, which need not add up to the examples there are.
     alpha: Annotated[float, Field(gt=0)] = 0.1
     skew: Annotated[float, Field(ge=0)] = 1.0  # of the sizes in the partition by size; 0: equal
     # Of a client's examples. None: the data's own split, if they have one and the partition is natural; without one,
