@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
-from lrbpfl.algorithms import server_step
+from lrbpfl.algorithms import average
 from lrbpfl.algorithms.plain import Personal, objective, personal_model, softmax
 from lrbpfl.algorithms.protocol import (
     STRICT,
@@ -58,7 +58,7 @@ class FedAvg:
     def server_aggregate(self, task: Task, server: Params, updates: Iterable[Update], rng: Generator) -> Params:
         """w_{t+1} = sum_k (n_k / n) w_k over the clients of this round."""
         rows = rows_of_classes(task.model, task.num_classes) if self.class_rows else ()
-        return server_step.mean(server, updates, rows)
+        return average.mean(server, updates, rows)
 
     def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Personal:
         """The global network as it is."""

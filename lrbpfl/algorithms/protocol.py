@@ -32,6 +32,7 @@ class Task(NamedTuple):
     label_prior: float = 0.0  # examples, shared out among all classes, that smooth a client's frequencies; 0: none used
     public: Tensor | None = None  # unlabelled inputs at the server
     num_clients: int = 0  # that take part in training, with the ids below it; 0 if nobody said how many
+    rounds: int = 0  # that there will be; 0 if nobody said how many
     class_names: tuple[str, ...] | None = None  # (num_classes,) for readers of results; no algorithm reads them
     pace: float = 1.0  # of this round: multiplies the rate of the network that clients train together (`local`: alone)
 

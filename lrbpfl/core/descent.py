@@ -22,11 +22,12 @@ class Data(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """How one group of parameters moves: the optimiser's name, its learning rate and its weight decay."""
+    """How one group of parameters moves: the optimiser's name, its learning rate, its weight decay, its growth."""
 
     optimiser: OptimiserName
     lr: float
     decay: float = 0.0  # decay * parameter joins its gradient
+    growth: float = 0.0  # by which share of itself the rate grows with every step
 
 
 def pace(schedule: Schedule, t: int, rounds: int) -> float:
@@ -58,20 +59,37 @@ def descend(
 
     Returns the new groups and the mean of F over the steps (nan without a step). The arguments stay as they are.
     """
+    points = list(descent(F, groups, data, rates, clip))  # the same tensors each time: they move in place
+    losses = [loss for _, loss in points[1:]]
+    mean = sum(losses) / len(losses) if losses else float("nan")
+    return trees.tree_map(lambda p: p.detach(), points[-1][0]), mean
+
+
+def descent(
+    F: Callable[..., Tensor],
+    groups: tuple[Tree, ...],
+    data: Iterable[Any],
+    rates: tuple[Rate, ...],
+    clip: float = math.inf,
+) -> Iterator[tuple[tuple[Tree, ...], float]]:
+    """Where `descend` comes by: the groups at the start (nan) and after every step, with F before the step.
+
+    The tensors move on in place: who wants to keep a point copies it.
+    """
     groups = trees.tree_map(lambda p: p.detach().clone().requires_grad_(), groups)
     optimisers = [_optimiser(trees.leaves(group), rate) for group, rate in zip(groups, rates, strict=True)]
-    losses = []
-    for batch in data:
+    yield groups, float("nan")
+    for step, batch in enumerate(data):
         loss = F(*groups, batch)
         loss.backward()
         if clip < math.inf:
             torch.nn.utils.clip_grad_norm_(trees.leaves(groups), clip)
-        for optimiser in optimisers:
+        for optimiser, rate in zip(optimisers, rates, strict=True):
+            if rate.growth:
+                optimiser.param_groups[0]["lr"] = rate.lr * (1 + rate.growth * step)
             optimiser.step()
             optimiser.zero_grad()
-        losses.append(loss.item())
-    mean = sum(losses) / len(losses) if losses else float("nan")
-    return trees.tree_map(lambda p: p.detach(), groups), mean
+        yield groups, loss.item()
 
 
 def _optimiser(parameters: list[Tensor], rate: Rate) -> torch.optim.Optimizer:

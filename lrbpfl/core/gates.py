@@ -2,6 +2,11 @@
 
 A layer's gates are one tensor gamma of shape (r_max,). gamma = +inf is a gate that is open for good (the first one),
 gamma = -inf a gate that is closed for good: the sigmoid maps them to exactly 1 and 0 with gradient 0.
+
+What moves gamma is one of two things. The paper prints a gradient step on the free energy with a penalty. It cannot
+tell useful ranks from useless ones: what a gate scales its factors can undo, so near an optimum over Q and R the
+likelihood has no slope in lambda, and the penalty pulls all gates down at one pace. `weighed` lets held-out examples
+decide instead: a rank must be worth more to them than chance and a small price.
 """
 
 import math
@@ -9,8 +14,11 @@ import math
 import torch
 from torch import Tensor
 
+GAMMA = 3.5  # where gates start; the paper's value
+THRESHOLD = 0.95  # lambda-bar, Eq. (10); the paper's value
 
-def init(max_rank: int, gamma: float) -> Tensor:
+
+def init(max_rank: int, gamma: float = GAMMA) -> Tensor:
     """All gates open at logit gamma, the first one for good: every mask keeps at least one rank.  (r_max,)"""
     gammas = torch.full((max_rank,), gamma)
     gammas[0] = math.inf
@@ -32,11 +40,23 @@ def rank(gamma: Tensor) -> int:
     return int(is_open(gamma).sum())
 
 
-def prune(gamma: Tensor, threshold: float) -> Tensor:
+def prune(gamma: Tensor, threshold: float = THRESHOLD) -> Tensor:
     """Close for good the gates below the threshold, lambda_i <- lambda_i 1{lambda_i >= threshold}.  Eq. (10)"""
     return torch.where(gates(gamma) >= threshold, gamma, torch.full_like(gamma, -math.inf))
 
 
 def penalty(gamma: Tensor) -> Tensor:
-    """The L2 regulariser that makes ranks earn their place: sum_i lambda_i^2 over the gates that can still close."""
+    """The L2 regulariser of the printed rule: sum_i lambda_i^2 over the gates that can still close."""
     return (gates(gamma)[1:] ** 2).sum()
+
+
+def weighed(gamma: Tensor, gains: Tensor, price: float) -> Tensor:
+    """gamma_i plus what rank i is worth: the sum of its gains, less their standard error, less a price per example.
+
+    `gains` (r_max - 1, examples): by how much each example is likelier with rank i, the i-th largest singular value of
+    the mask, than with the ranks before it alone. What is useful rises from round to round and what is not falls, so
+    that how many rounds there were decides nothing.
+    """
+    examples = gains.shape[1]
+    error = gains.std(dim=1, unbiased=False) * math.sqrt(examples)
+    return torch.cat([gamma[:1], gamma[1:] + gains.sum(dim=1) - error - price * examples])

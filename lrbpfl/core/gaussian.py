@@ -23,6 +23,14 @@ def gaussian(mean: Tensor | float, std: float) -> Gaussian:
     return Gaussian(mean=mean, rho=torch.full_like(mean, std + math.log(-math.expm1(-std))))
 
 
+def widened(q: Gaussian, times: float) -> Gaussian:
+    """The Gaussian with its standard deviations so many times as large."""
+    if times == 1.0:
+        return q
+    wide = times * std(q)
+    return Gaussian(mean=q.mean, rho=wide + torch.log(-torch.expm1(-wide)))
+
+
 def std(q: Gaussian) -> Tensor:
     """The standard deviations, softplus(rho) = log(1 + exp(rho))."""
     return nnf.softplus(q.rho)

@@ -1,6 +1,6 @@
 """Any nn.Module as a function of its parameters, and which of its layers take a mask."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from lrbpfl.errors import BadInput
 
 Params = dict[str, Tensor]
+Call = Callable[[Params, Tensor], Tensor]  # the network as a function of its parameters and its inputs
 Weights = Literal["kaiming", "uniform", "template"]  # where training starts
 LayerKind = Literal["auto", "all", "dense", "conv"]  # auto: the dense ones, or all where there are none
 
@@ -133,10 +134,21 @@ def inputs(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
+def caller(model: nn.Module) -> Call:
+    """The model as a function of parameters and inputs, made once for many calls; the module is never changed."""
+    places = _places(model)
+
+    def call(params: Params, x: Tensor) -> Tensor:
+        held = {place: params[name] for place, name in places.items()}
+        outputs: Tensor = functional_call(model, held, (inputs(x),), tie_weights=False)
+        return outputs
+
+    return call
+
+
 def forward(model: nn.Module, params: Params, x: Tensor) -> Tensor:
     """Logits (batch, classes) of the model with these parameters; the module itself is never changed."""
-    logits: Tensor = functional_call(model, _places(model, params), (inputs(x),), tie_weights=False)
-    return logits
+    return caller(model)(params, x)
 
 
 def parted(model: nn.Module, names: Iterable[str]) -> tuple[nn.Module, nn.Module]:
@@ -172,14 +184,14 @@ def embedding(model: nn.Module, params: Params, x: Tensor) -> Tensor:
     return out
 
 
-def _places(model: nn.Module, params: Params) -> Params:
-    """The parameters at every place that holds one, each place once.
+def _places(model: nn.Module) -> dict[str, str]:
+    """Every place that holds a parameter, once, and the parameter's name.
 
     Left to itself, torch visits a layer once for each of its names and, leaving, puts back the wrong tensor.
     """
     first = {id(p): name for name, p in model.named_parameters()}
     return {
-        f"{layer}.{name}" if layer else name: params[first[id(p)]]
+        f"{layer}.{name}" if layer else name: first[id(p)]
         for layer, module in model.named_modules()
         for name, p in module.named_parameters(recurse=False, remove_duplicate=False)
     }

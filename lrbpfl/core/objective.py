@@ -1,19 +1,15 @@
 """Logits, likelihoods and the free energy of a masked network, per example.  Eq. (8)"""
 
-import math
 from collections.abc import Callable
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
-from lrbpfl.core.masks import Gates, Masks, Noises
-from lrbpfl.core.network import Params, forward, maskable, parted
-
-Likelihood = Literal["elbo", "mixture"]
+from lrbpfl.core.masks import Gates, Layout, Scales
+from lrbpfl.core.network import Call, Layer, Params, caller, forward, parted
 
 
 def plain_logits(model: nn.Module, W: Params, x: Tensor) -> Tensor:
@@ -21,55 +17,36 @@ def plain_logits(model: nn.Module, W: Params, x: Tensor) -> Tensor:
     return forward(model, W, x)[None]
 
 
-def mask_logits(model: nn.Module, W: Params, masks: Masks, gates: Gates, noise: Noises, x: Tensor) -> Tensor:
-    """Logits under every sampled mask, (samples, batch, classes).
+class MaskedNetwork(NamedTuple):
+    """A network some of whose layers carry masks, as functions of W; made once for many steps."""
 
-    One mask after the other: on a CPU a loop over materialised masks costs little more than as many plain passes.
-    What a Sequential model computes before its first masked layer is the same under all masks, and computed once.
-    """
-    layers = maskable(model)
-    draws = {name: masking.factors(masks[name], gates[name], noise[name]) for name in masks}
-    before, after = parted(model, masks)
-    h = forward(before, W, x)
+    before: Call  # what a Sequential model computes before its first masked layer: the same under all masks
+    after: Call  # the rest
+    places: Layout
 
-    def one_mask(*factors: tuple[Tensor, Tensor]) -> Tensor:
-        M = {name: masking.matrix(Q, R, layers[name].groups) for name, (Q, R) in zip(draws, factors, strict=True)}
-        return forward(after, masking.masked(W, M), h)
+    def logits(self, W: Params, draws: Tensor, h: Tensor, scales: Scales | None = None) -> Tensor:
+        """Logits under every sampled mask, (samples, batch, classes), from draws (samples, n) and what came before.
 
-    members = zip(*(zip(Q.unbind(), R.unbind(), strict=True) for Q, R in draws.values()), strict=True)
-    return torch.stack([one_mask(*factors) for factors in members])
+        One mask after the other: on a CPU a loop over materialised masks costs little more than as many plain passes.
+        """
+        masks = (masking.matrices(drawn, self.places, scales) for drawn in draws.unbind())
+        return torch.stack([self.after(masking.masked(W, M), h) for M in masks])
 
 
-def nll(logits: Tensor, y: Tensor, likelihood: Likelihood = "elbo") -> Tensor:
-    """Negative log-likelihood per example, from logits (samples, batch, classes) and labels (batch,).
-
-    `elbo`: -mean_c log p_c(y), the paper's expected log-likelihood; `mixture`: -log mean_c p_c(y), never larger.
-    """
-    samples, batch, _ = logits.shape
-    log_p = -nnf.cross_entropy(logits.flatten(0, 1), y.repeat(samples), reduction="none").view(samples, batch)
-    if likelihood == "mixture":
-        return (math.log(samples) - torch.logsumexp(log_p, dim=0)).mean()
-    return -log_p.mean()
+def masked_network(model: nn.Module, layers: dict[str, Layer], gates: Gates) -> MaskedNetwork:
+    """The model with masks of the open ranks on these layers."""
+    before, after = parted(model, layers)
+    return MaskedNetwork(before=caller(before), after=caller(after), places=masking.layout(layers, gates))
 
 
-def free_energy(
-    nll: Tensor,
-    masks: Masks,
-    gates: Gates,
-    *,
-    prior_std: float,
-    num_data: int,
-    temperature: float,
-    gate_penalty: float,
-    mask_mean: float = 1.0,
-) -> Tensor:
-    """F / n = NLL per example + (temperature * KL(q || p) + gate_penalty * sum lambda^2) / n.  Eq. (8)
+def nll(logits: Tensor, y: Tensor) -> Tensor:
+    """Negative log-likelihood per example, -mean_c log p_c(y): logits (samples, batch, classes), labels (batch,)."""
+    return nnf.cross_entropy(logits.flatten(0, 1), y if len(logits) == 1 else y.repeat(len(logits)))
 
-    The one place where KL and penalty are divided by the number of examples.
-    """
-    kl = masking.kl_divergence(masks, gates, prior_std, mask_mean)
-    penalty = torch.stack([gating.penalty(gamma) for gamma in gates.values()]).sum()
-    return nll + (temperature * kl + gate_penalty * penalty) / num_data
+
+def free_energy(nll: Tensor, kl: Tensor, *, temperature: float, num_data: int) -> Tensor:
+    """F / n = NLL per example + temperature * KL(q || p) / n: the one place where a KL is divided by n.  Eq. (8)"""
+    return nll + temperature * kl / num_data
 
 
 @torch.no_grad()

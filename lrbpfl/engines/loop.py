@@ -105,6 +105,7 @@ def federate(
     if not 1 <= cohort <= len(training):
         raise BadInput(f"a cohort of {cohort} cannot be drawn from {len(training)} clients")
     check_federation(engine.federation)
+    task = task._replace(num_clients=len(training), rounds=rounds)  # what the server knows
     first, server = start or (0, algorithm.init_server(task, generator(seed, "server")))
     for t in range(first, rounds):
         began = time.perf_counter()

@@ -1,0 +1,136 @@
+"""How far masks move and how noisy they are, put to the vote.
+
+A candidate is a number of steps and a size of the noise, as multiples of the cautious ones. A client judges candidates
+on examples that no network has seen: what travels up is, for each, by how much these are likelier than under the
+cautious candidate, summed, the sum of the squares, the same gains summed with every class for a label, and how many
+examples there were. The server pools the sums over clients and rounds, and takes the candidate whose mean gain, less
+its standard error, is the largest, or else the cautious one.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from lrbpfl.core.descent import Data
+
+STEPS = (0.0, 1.0, 3.0, 6.0, 10.0)  # times the cautious number
+NOISES = (1 / 6, 1 / 2, 1.0)  # times the cautious size
+CAUTIOUS = (1, 2)  # places of 1 and 1
+WINDOW = 2  # votes of a client, on average, that count at a time: networks get better, and old votes speak of old ones
+
+Choice = tuple[int, int]  # places in STEPS and NOISES
+
+
+class Ballot(NamedTuple):
+    """What travels, each (STEPS, NOISES).
+
+    Down: a 1 in `gains` at the candidate in force, a 1 in `examples` at those to be judged; no votes are asked for
+    where there is none. Up: the sums over held-out examples.
+    """
+
+    gains: Tensor
+    squares: Tensor
+    doubts: Tensor  # gains of a label drawn at random
+    examples: Tensor
+
+
+class Tally(NamedTuple):
+    """What the server has heard, older votes counting less, each (STEPS, NOISES)."""
+
+    gains: Tensor
+    squares: Tensor
+    doubts: Tensor
+    examples: Tensor
+    votes: Tensor  # clients that judged the candidate
+
+
+def empty() -> Tally:
+    """No votes yet."""
+    return Tally(*(torch.zeros(len(STEPS), len(NOISES), dtype=torch.float64) for _ in Tally._fields))
+
+
+def asking(choice: Choice, *, votes: bool) -> Ballot:
+    """The ballot that goes down: the choice in force and, while votes are taken, what to judge.
+
+    That is all noises at the cautious steps, at the chosen ones, and at those next to them: masks go further one step
+    at a time, and nobody tries far ways for nothing.
+    """
+    ballot = Ballot(*(torch.zeros(len(STEPS), len(NOISES)) for _ in Ballot._fields))
+    ballot.gains[choice] = 1.0
+    if votes:
+        ballot.examples[[CAUTIOUS[0], *range(max(choice[0] - 1, 0), min(choice[0] + 2, len(STEPS)))]] = 1.0
+    return ballot
+
+
+def chosen(ballot: Ballot) -> Choice:
+    """The candidate in force."""
+    place = int(ballot.gains.argmax())
+    return place // len(NOISES), place % len(NOISES)
+
+
+def asked(ballot: Ballot) -> list[int]:
+    """The places in STEPS that are to be judged, all noises each."""
+    return ballot.examples.any(dim=1).nonzero().flatten().tolist()
+
+
+def cast(ballot: Ballot, judged: dict[int, Tensor], y: Tensor) -> Ballot:
+    """The ballot that goes up: log-likelihoods (NOISES, examples, classes) by places in STEPS, and the labels."""
+    up = Ballot(*(torch.zeros_like(part) for part in ballot))
+    for place, likely in judged.items():
+        gains = likely - judged[CAUTIOUS[0]][CAUTIOUS[1]]
+        own = gains[:, torch.arange(len(y)), y]
+        up.gains[place] = own.sum(dim=1)
+        up.squares[place] = own.square().sum(dim=1)
+        up.doubts[place] = gains.mean(dim=2).sum(dim=1)
+        up.examples[place] = len(y)
+    return up
+
+
+def count(tally: Tally, ballots: Iterable[Ballot], num_clients: int) -> Tally:
+    """The tally after a round: all that was heard fades by the share of the clients that has just spoken."""
+    heard, speakers = empty(), 0
+    for ballot in ballots:
+        fresh = (*ballot, (ballot.examples > 0).to(ballot.examples))
+        heard = Tally(*(total + part.double().cpu() for total, part in zip(heard, fresh, strict=True)))
+        speakers += 1
+    keep = max(1 - speakers / (WINDOW * num_clients), 0.0) if num_clients else 1.0
+    return Tally(*(keep * old + new for old, new in zip(tally, heard, strict=True)))
+
+
+def choose(tally: Tally, num_clients: int) -> Choice:
+    """The candidate with the largest mean gain less its standard error; the cautious one if none of them is above 0.
+
+    A client that votes twice shows the same examples again: in number they count once. One imagined example, with a
+    label drawn at random, joins the real ones: few examples that all went well do not show what a failure would cost.
+    """
+    heard = tally.examples.clamp(min=1.0)
+    n = tally.examples / (tally.votes / num_clients).clamp(min=1.0) if num_clients else tally.examples
+    mean, doubt = tally.gains / heard, tally.doubts / heard
+    worth = (n * mean + doubt) / (n + 1)
+    squares = (n * tally.squares / heard + doubt.square()) / (n + 1)
+    worth = worth - ((squares - worth.square()).clamp(min=0.0) / (n + 1)).sqrt()
+    worth = torch.where(tally.examples > 0, worth, torch.full_like(worth, -math.inf))
+    worth[CAUTIOUS] = 0.0
+    place = int(worth.argmax())
+    return (place // len(NOISES), place % len(NOISES)) if worth.max() > 0 else CAUTIOUS
+
+
+def parts(data: Data, share: float, rng: Generator) -> tuple[Data, Data]:
+    """The data without and with a share held out of every class, as nearly as whole numbers allow; one stays at least.
+
+    From the same generator always the same examples.
+    """
+    n = len(data.y)
+    held = min(max(round(share * n), 1), n - 1)
+    y = data.y.cpu()
+    turn = torch.empty(n, dtype=torch.float64)  # when an example's turn comes, its class spread over (0, 1)
+    for label in y.unique():
+        mine = (y == label).nonzero().flatten()
+        places = torch.randperm(len(mine), generator=rng) + torch.rand(1, generator=rng, dtype=torch.float64)
+        turn[mine] = places / len(mine)
+    order = turn.argsort(stable=True).to(data.y.device)
+    rest, voters = order[held:].sort().values, order[:held].sort().values
+    return Data(data.x[rest], data.y[rest]), Data(data.x[voters], data.y[voters])

@@ -1,0 +1,52 @@
+"""What held-out examples say of a client's masks: how likely each candidate makes them, and what each rank is worth."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from lrbpfl.core import gates as gating
+from lrbpfl.core import masks as masking
+from lrbpfl.core.descent import Data
+from lrbpfl.core.gaussian import sample, widened
+from lrbpfl.core.masks import Gates, Masks
+from lrbpfl.core.network import Params
+from lrbpfl.core.objective import MaskedNetwork
+
+LEAST = math.log(torch.finfo(torch.float32).tiny)  # of a log-likelihood: no example decides alone
+PRICE = 0.01  # what a rank has to be worth, in nats for each held-out example
+
+
+def log_likelihoods(logits: Tensor) -> Tensor:
+    """Log mean_c p_c of every class, (examples, classes), from logits (samples, examples, classes)."""
+    log_p = torch.logsumexp(torch.log_softmax(logits, dim=-1), dim=0) - math.log(len(logits))
+    return log_p.clamp(min=LEAST)
+
+
+@torch.no_grad()
+def of_noises(
+    network: MaskedNetwork, W: Params, masks: Masks, sizes: list[float], noise: Tensor, h: Tensor, log_prior: Tensor
+) -> Tensor:
+    """The log-likelihoods of every class with standard deviations so many times as large: (sizes, examples, classes).
+
+    `noise` (samples, n) is the same for all; h is what comes before the masks.
+    """
+    draws = (sample(widened(masks, size), noise) for size in sizes)
+    return torch.stack([log_likelihoods(network.logits(W, drawn, h) + log_prior) for drawn in draws])
+
+
+@torch.no_grad()
+def weighed(
+    network: MaskedNetwork, W: Params, masks: Masks, gates: Gates, h: Tensor, held: Data, log_prior: Tensor
+) -> Gates:
+    """The gates of all layers after held-out examples have said what each rank of its mean mask is worth."""
+    M, places = masking.matrices(masks.mean, network.places), network.places
+    found = {}
+    for name, factors in masking.factors(masks.mean, places).items():
+        kept = (masking.matrix(*part, places.layers[name].groups) for part in masking.truncated(*factors))
+        logits = (network.after(masking.masked(W, {**M, name: m}), h) + log_prior for m in kept)
+        likely = torch.stack([log_likelihoods(one[None])[torch.arange(len(held.y)), held.y] for one in logits])
+        gains = likely.new_zeros(len(gates[name]) - 1, len(held.y))  # a layer may have fewer ranks than gates
+        gains[: len(likely) - 1] = likely.diff(dim=0)
+        found[name] = gating.weighed(gates[name], gains, PRICE)
+    return found
