@@ -2,9 +2,8 @@
 
 A candidate is a number of steps and a size of the noise, as multiples of the cautious ones. A client judges candidates
 on examples that no network has seen: what travels up is, for each, by how much these are likelier than under the
-cautious candidate, summed, the sum of the squares, the same gains summed with every class for a label, and how many
-examples there were. The server pools the sums over clients and rounds, and takes the candidate whose mean gain, less
-its standard error, is the largest, or else the cautious one.
+cautious candidate, summed, the sum of the squares, and how many there were. The server pools the sums over clients and
+rounds, and takes the candidate whose mean gain, less its standard error, is the largest, or else the cautious one.
 """
 
 import math
@@ -33,7 +32,6 @@ class Ballot(NamedTuple):
 
     gains: Tensor
     squares: Tensor
-    doubts: Tensor  # gains of a label drawn at random
     examples: Tensor
 
 
@@ -42,7 +40,6 @@ class Tally(NamedTuple):
 
     gains: Tensor
     squares: Tensor
-    doubts: Tensor
     examples: Tensor
     votes: Tensor  # clients that judged the candidate
 
@@ -76,16 +73,14 @@ def asked(ballot: Ballot) -> list[int]:
     return ballot.examples.any(dim=1).nonzero().flatten().tolist()
 
 
-def cast(ballot: Ballot, judged: dict[int, Tensor], y: Tensor) -> Ballot:
-    """The ballot that goes up: log-likelihoods (NOISES, examples, classes) by places in STEPS, and the labels."""
+def cast(ballot: Ballot, judged: dict[int, Tensor]) -> Ballot:
+    """The ballot that goes up, from log-likelihoods (NOISES, examples) by places in STEPS, the cautious among them."""
     up = Ballot(*(torch.zeros_like(part) for part in ballot))
     for place, likely in judged.items():
         gains = likely - judged[CAUTIOUS[0]][CAUTIOUS[1]]
-        own = gains[:, torch.arange(len(y)), y]
-        up.gains[place] = own.sum(dim=1)
-        up.squares[place] = own.square().sum(dim=1)
-        up.doubts[place] = gains.mean(dim=2).sum(dim=1)
-        up.examples[place] = len(y)
+        up.gains[place] = gains.sum(dim=1)
+        up.squares[place] = gains.square().sum(dim=1)
+        up.examples[place] = gains.shape[1]
     return up
 
 
@@ -103,16 +98,13 @@ def count(tally: Tally, ballots: Iterable[Ballot], num_clients: int) -> Tally:
 def choose(tally: Tally, num_clients: int) -> Choice:
     """The candidate with the largest mean gain less its standard error; the cautious one if none of them is above 0.
 
-    A client that votes twice shows the same examples again: in number they count once. One imagined example, with a
-    label drawn at random, joins the real ones: few examples that all went well do not show what a failure would cost.
+    A client that votes twice shows the same examples again: in the standard error they count once.
     """
     heard = tally.examples.clamp(min=1.0)
-    n = tally.examples / (tally.votes / num_clients).clamp(min=1.0) if num_clients else tally.examples
-    mean, doubt = tally.gains / heard, tally.doubts / heard
-    worth = (n * mean + doubt) / (n + 1)
-    squares = (n * tally.squares / heard + doubt.square()) / (n + 1)
-    worth = worth - ((squares - worth.square()).clamp(min=0.0) / (n + 1)).sqrt()
-    worth = torch.where(tally.examples > 0, worth, torch.full_like(worth, -math.inf))
+    mean = tally.gains / heard
+    repeats = (tally.votes / num_clients).clamp(min=1.0) if num_clients else torch.ones_like(mean)
+    error = ((tally.squares / heard - mean.square()).clamp(min=0.0) * repeats / heard).sqrt()
+    worth = torch.where(tally.examples > 0, mean - error, torch.full_like(mean, -math.inf))
     worth[CAUTIOUS] = 0.0
     place = int(worth.argmax())
     return (place // len(NOISES), place % len(NOISES)) if worth.max() > 0 else CAUTIOUS

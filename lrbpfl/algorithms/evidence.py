@@ -17,35 +17,33 @@ LEAST = math.log(torch.finfo(torch.float32).tiny)  # of a log-likelihood: no exa
 PRICE = 0.01  # what a rank has to be worth, in nats for each held-out example
 
 
-def log_likelihoods(logits: Tensor) -> Tensor:
-    """Log mean_c p_c of every class, (examples, classes), from logits (samples, examples, classes)."""
-    log_p = torch.logsumexp(torch.log_softmax(logits, dim=-1), dim=0) - math.log(len(logits))
-    return log_p.clamp(min=LEAST)
+def log_likelihood(logits: Tensor, y: Tensor) -> Tensor:
+    """Log mean_c p_c(y) of each example, (examples,), from logits (samples, examples, classes)."""
+    log_p = torch.log_softmax(logits, dim=-1)[:, torch.arange(len(y)), y]
+    return (torch.logsumexp(log_p, dim=0) - math.log(len(logits))).clamp(min=LEAST)
 
 
 @torch.no_grad()
 def of_noises(
-    network: MaskedNetwork, W: Params, masks: Masks, sizes: list[float], noise: Tensor, h: Tensor, log_prior: Tensor
+    network: MaskedNetwork, W: Params, masks: Masks, sizes: list[float], noise: Tensor, held: Data, log_prior: Tensor
 ) -> Tensor:
-    """The log-likelihoods of every class with standard deviations so many times as large: (sizes, examples, classes).
+    """The log-likelihoods of held-out examples with standard deviations so many times as large: (sizes, examples).
 
-    `noise` (samples, n) is the same for all; h is what comes before the masks.
+    `noise` (samples, n) is the same for all; `held.x` is what comes before the masks.
     """
     draws = (sample(widened(masks, size), noise) for size in sizes)
-    return torch.stack([log_likelihoods(network.logits(W, drawn, h) + log_prior) for drawn in draws])
+    return torch.stack([log_likelihood(network.logits(W, drawn, held.x) + log_prior, held.y) for drawn in draws])
 
 
 @torch.no_grad()
-def weighed(
-    network: MaskedNetwork, W: Params, masks: Masks, gates: Gates, h: Tensor, held: Data, log_prior: Tensor
-) -> Gates:
+def weighed(network: MaskedNetwork, W: Params, masks: Masks, gates: Gates, held: Data, log_prior: Tensor) -> Gates:
     """The gates of all layers after held-out examples have said what each rank of its mean mask is worth."""
     M, places = masking.matrices(masks.mean, network.places), network.places
     found = {}
     for name, factors in masking.factors(masks.mean, places).items():
         kept = (masking.matrix(*part, places.layers[name].groups) for part in masking.truncated(*factors))
-        logits = (network.after(masking.masked(W, {**M, name: m}), h) + log_prior for m in kept)
-        likely = torch.stack([log_likelihoods(one[None])[torch.arange(len(held.y)), held.y] for one in logits])
+        logits = (network.after(masking.masked(W, {**M, name: m}), held.x) + log_prior for m in kept)
+        likely = torch.stack([log_likelihood(one[None], held.y) for one in logits])
         gains = likely.new_zeros(len(gates[name]) - 1, len(held.y))  # a layer may have fewer ranks than gates
         gains[: len(likely) - 1] = likely.diff(dim=0)
         found[name] = gating.weighed(gates[name], gains, PRICE)

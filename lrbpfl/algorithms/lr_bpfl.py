@@ -359,17 +359,17 @@ class LRBPFL:
         W, ballot = message
         assert ballot is not None
         with torch.no_grad():
-            h = site.network.before(W, held.x)
+            held = Data(site.network.before(W, held.x), held.y)
         noise = masking.draw(reached[self.mask_steps], self.predict_samples, rng)
         sizes = [self.noise * size for size in ballots.NOISES]
         judged = {
-            place: evidence.of_noises(site.network, W, reached[at], sizes, noise, h, site.log_prior)
+            place: evidence.of_noises(site.network, W, reached[at], sizes, noise, held, site.log_prior)
             for place, at in asked.items()
         }
         if self.ranks == "evidence":
             masks = reached[self._choice(ballot)[0]]
-            gates = evidence.weighed(site.network, W, masks, gates, h, held, site.log_prior)
-        return ballots.cast(ballot, judged, held.y), gates
+            gates = evidence.weighed(site.network, W, masks, gates, held, site.log_prior)
+        return ballots.cast(ballot, judged), gates
 
     def _mask_rate(self) -> Rate:
         return Rate(self.mask_optimiser, self.mask_lr, growth=self.mask_growth)
