@@ -26,6 +26,7 @@ from lrbpfl.algorithms.protocol import (
     Steps,
     Task,
     Update,
+    Wishes,
     first_params,
     log_label_prior,
 )
@@ -60,10 +61,7 @@ class Personal(NamedTuple):
 class LRBPFL:
     """One shared deterministic network W, and a private low-rank Bayesian mask at every client."""
 
-    # What smooths the clients' class frequencies in the likelihood when `federation.label_prior` does not say
-    # otherwise; in the presets they have no part.
-    LABEL_PRIOR: ClassVar[float] = 1.0
-
+    label_prior: NonNegative = 1.0  # what it asks of the task: smooths class frequencies in the likelihood; paper: none
     max_rank: Count = 2  # r_max; paper: 8
     adaptive_rank: bool = True  # train and prune the gates; off: every mask keeps r_max ranks
     threshold: Probability = 0.95  # lambda-bar, Eq. (10); paper: 0.95
@@ -111,6 +109,7 @@ class LRBPFL:
             "mask_layers": "all",
             "samples": 2,
             "init_precision": 0.28,
+            "label_prior": 0.0,
         },
         "paper": {
             "max_rank": 8,
@@ -130,8 +129,13 @@ class LRBPFL:
             "init_precision": 0.0,
             "class_rows": False,
             "gate_penalty": 0.1,
+            "label_prior": 0.0,
         },
     }
+
+    def wishes(self) -> Wishes:
+        """A label prior, but for the presets."""
+        return Wishes(label_prior=self.label_prior)
 
     def init_server(self, task: Task, rng: Generator) -> Server:
         """The shared network W^0."""
