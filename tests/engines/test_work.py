@@ -130,6 +130,23 @@ def test_a_client_trains_on_its_training_data_and_is_judged_on_its_test_data() -
     assert evaluated.predictions.y.tolist() == federation.clients[3].test.y.tolist()
 
 
+def test_what_a_client_kept_from_training_is_predicted_at_an_address_of_its_own() -> None:
+    federation = noise(LRBPFL(mask_steps=1, adapt_steps=1), nn.Linear(5, 3), (5,))
+    algorithm, task, clients, seed, *_ = federation
+    message, state = algorithm.init_server(task, generator(0)).W, fresh_state(federation, 2)
+    evaluated = evaluate_client(federation, message, state, 4, 2)
+    personal = algorithm.personalise(task, message, state, clients[2].train, generator(seed, "personalise", 4, 2))
+    kept = clients[2].calibration
+    assert kept is not None and evaluated.calibration is not None
+    samples = algorithm.predict(task, personal, kept.x, generator(seed, "calibrate", 4, 2))
+    assert (evaluated.calibration.probs == reduce(samples, kept.y).probs).all()
+    assert evaluated.calibration.y.tolist() == kept.y.tolist()
+    bare = clients[2]._replace(calibration=None)
+    without = evaluate_client(federation._replace(clients=(*clients[:2], bare)), message, state, 4, 2)
+    assert without.calibration is None
+    assert (without.predictions.probs == evaluated.predictions.probs).all()
+
+
 def test_one_thread_gives_the_threads_back_even_after_an_error() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
