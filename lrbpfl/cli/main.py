@@ -59,7 +59,7 @@ def compare(
 
     An algorithm's own fields are set as algorithm.NAME.key=value.
 
-    NAME+temper fits temperatures after training, on 15 % of its training data, on which it then does not train.
+    NAME+temper fits a temperature after training, on 15 % of its training data, on which it then does not train.
     """
     from lrbpfl.cli import runs
 

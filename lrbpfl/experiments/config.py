@@ -98,7 +98,7 @@ class EngineSection(Section):
 
 S = TypeVar("S", bound=Section)
 SECTIONS: dict[str, type[Section]] = {"data": DataSection, "federation": FederationSection, "engine": EngineSection}
-TEMPER: Literal["client", "all"] = "client"  # what an algorithm's suffix +temper asks for
+TEMPER: Literal["client", "all"] = "all"  # what the suffix +temper asks for: few examples of its own mislead a client
 CALIBRATION = 0.15  # of the training part, where temperatures are fitted and nobody says on how much
 
 

@@ -126,10 +126,10 @@ def test_what_a_tempered_configuration_keeps_from_training() -> None:
 def test_a_suffix_tempers_one_algorithm() -> None:
     config = parse({"algorithm": {"name": "lr-bpfl:paper+temper", "samples": 3}})
     assert config.algorithm == make_algorithm("lr-bpfl:paper", {"samples": 3})
-    assert (config.federation.temper, config.data.calibration_fraction) != ("no", 0.0)
+    assert (config.federation.temper, config.data.calibration_fraction) == ("all", 0.15)
     assert parse(config.tables()) == config
-    said = parse({"federation": {"temper": "all"}, "algorithm": {"name": "fedavg+temper"}})
-    assert said.federation.temper == "all"
+    said = parse({"federation": {"temper": "client"}, "algorithm": {"name": "fedavg+temper"}})
+    assert said.federation.temper == "client"
     with pytest.raises(BadInput, match=r"unknown suffix of fedavg 'tempre' \(did you mean 'temper'\?\)"):
         make_algorithm("fedavg+tempre", {})
 
