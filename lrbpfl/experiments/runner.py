@@ -24,12 +24,6 @@ SCORES = (  # what summary.json holds of `summarise`
     "clients", "examples",
 )  # fmt: skip
 
-TEMPERED = {
-    "no": "",
-    "client": ", at a temperature of its own",
-    "all": ", at one temperature for all",
-}
-
 
 class Progress(NamedTuple):
     """What a front end hears while a run goes on."""
@@ -246,7 +240,7 @@ def _summarise(
     summary |= _rank(record)
     summary["events"] = sum("event" in line for line in record)
     what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"
-    summary["evaluated"] = what + TEMPERED[config.federation.temper]
+    summary["evaluated"] = what
     summary["label_prior"] = config.federation.label_prior
     summary["temper"] = config.federation.temper
     if pooled_new:

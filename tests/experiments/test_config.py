@@ -349,6 +349,11 @@ def test_what_one_asks_for_everybody_in_a_comparison_gets() -> None:
     assert {(c.data.public_fraction, c.federation.label_prior) for c in configs.values()} == {(0.0, 0.0)}
 
 
+def test_fields_of_an_algorithm_in_a_comparison_are_a_section() -> None:
+    with pytest.raises(BadInput, match=r"algorithm\.fedavg is a section with keys, not the value 3"):
+        plan({"algorithm": {"fedavg": 3}}, ["fedavg", "local"])
+
+
 def test_who_is_told_to_do_without_public_inputs_does_not_get_any(configure: Configure) -> None:
     with pytest.raises(BadInput, match="unlabelled inputs at the server"):
         build_federation(configure(data={"public_fraction": 0.0}, algorithm={"name": "fedbe"}))
