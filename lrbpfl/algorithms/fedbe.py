@@ -43,6 +43,7 @@ from lrbpfl.algorithms.protocol import (
     Steps,
     Task,
     Update,
+    Wishes,
 )
 from lrbpfl.core.descent import Data, Rate, batches, descend
 from lrbpfl.core.network import Params, Weights, forward
@@ -54,10 +55,13 @@ FLOOR = 1e-8  # under every pseudo-label; of the authors' code
 
 @dataclass(frozen=True, config=STRICT)
 class FedBE:
-    """An ensemble of networks around the clients' mean, distilled into one on unlabelled inputs at the server."""
+    """An ensemble of networks around the clients' mean, distilled into one on unlabelled inputs at the server.
 
-    # The share of each client's training split that the server gets, unlabelled, when `data.public_fraction` does not
-    # say otherwise; as in MetaVD's re-implementation of FedBE. LR-BPFL paper: unspecified.
+    Those are `Task.public`; without any, a share of each training client's inputs moves there.
+    """
+
+    # Of each client's training split: what the server gets, unlabelled, when nobody says otherwise; as in MetaVD's
+    # re-implementation of FedBE. LR-BPFL paper: unspecified.
     PUBLIC: ClassVar[float] = 0.04
 
     local_steps: Steps = 20  # R, mini-batch steps a round; 20 in the LR-BPFL paper; original: 20 epochs
@@ -76,6 +80,10 @@ class FedBE:
     distil_batch: Count = 128  # batch of the student; authors' code
     swa_start: Probability = 500 / 1580  # share of the student's steps before SWA; ours: 500 of 1580 in authors' code
     swa_every: Count = 25  # steps from one averaged snapshot to the next; authors' code
+
+    def wishes(self) -> Wishes:
+        """Inputs to distil on."""
+        return Wishes(public_fraction=self.PUBLIC)
 
     def init_server(self, task: Task, rng: Generator) -> Params:
         """The network w_0."""

@@ -31,6 +31,7 @@ from lrbpfl.algorithms.protocol import (
     Steps,
     Task,
     Update,
+    Wishes,
     first_params,
     log_label_prior,
 )
@@ -91,10 +92,7 @@ class Site(NamedTuple):
 class LRBPFL:
     """One shared deterministic network W, and a private low-rank Bayesian mask at every client."""
 
-    # What smooths the clients' class frequencies in the likelihood when `federation.label_prior` does not say
-    # otherwise; in the presets they have no part.
-    LABEL_PRIOR: ClassVar[float] = 1.0
-
+    label_prior: NonNegative = 1.0  # what it asks of the task: smooths class frequencies in the likelihood; paper: none
     calibration: Probability = 0.15  # share of a client's data that judges candidates in the first half; 0: no choice
     mask_steps: Steps = 15  # T_L, steps on (phi, psi) when W arrives, if the federation does not choose more; paper: 20
     noise: Positive = 2.0  # what multiplies a mask's std where W trains and clients predict, likewise; paper: 1
@@ -139,8 +137,13 @@ class LRBPFL:
             "model_optimiser": "sgd",
             "class_rows": False,
             "init_std": 0.05,
+            "label_prior": 0.0,
         },
     }
+
+    def wishes(self) -> Wishes:
+        """A label prior, but for the presets."""
+        return Wishes(label_prior=self.label_prior)
 
     def init_server(self, task: Task, rng: Generator) -> Server:
         """The shared network W^0, and no votes yet."""

@@ -187,7 +187,7 @@ class PFedGP:
 
     def _prior_means(self, task: Task, tree: Tensor, data: Data) -> Tensor:
         """The log odds of every node's left side by the label prior, (nodes,); zeros without one."""
-        if task.label_prior == 0.0:
+        if not task.label_prior:
             return torch.zeros(len(tree), dtype=torch.float64, device=tree.device)
         frequencies = log_label_prior(task, data.y).double().exp()
         left, right = ((tree == side).double() @ frequencies for side in (1, -1))
@@ -220,5 +220,5 @@ def _halves(y: Tensor, rng: Generator) -> tuple[Tensor, Tensor]:
 
 def _unseen(task: Task, data: Data) -> Tensor:
     """The smoothed frequencies of the classes that the client has never seen, 0 for the others: (classes,)."""
-    frequencies = log_label_prior(task, data.y).double().exp() * (task.label_prior > 0)
+    frequencies = log_label_prior(task, data.y).double().exp() * bool(task.label_prior)
     return frequencies.index_fill(0, data.y, 0.0)

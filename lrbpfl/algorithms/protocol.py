@@ -1,7 +1,7 @@
 """What an algorithm is: hyper-parameters and seven pure functions over explicit state."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -29,12 +29,20 @@ class Task(NamedTuple):
     model: nn.Module  # a template: called with explicit parameters, never trained
     num_classes: int
     pretrained: bool = False  # start from the template's own parameters, whatever the algorithm would start from
-    label_prior: float = 0.0  # examples, shared out among all classes, that smooth a client's frequencies; 0: none used
-    public: Tensor | None = None  # unlabelled inputs at the server
+    # Examples, shared out among all classes, that smooth a client's frequencies; 0: none, None: the algorithm's wish.
+    label_prior: float | None = None
+    public: Tensor | None = None  # unlabelled inputs at the server; empty: none, None: the algorithm's wish
     num_clients: int = 0  # that take part in training, with the ids below it; 0 if nobody said how many
     rounds: int = 0  # that there will be; 0 if nobody said how many
     class_names: tuple[str, ...] | None = None  # (num_classes,) for readers of results; no algorithm reads them
     pace: float = 1.0  # of this round: multiplies the rate of the network that clients train together (`local`: alone)
+
+
+class Wishes(NamedTuple):
+    """What an algorithm asks of a task that does not say; an engine grants it (`engines/work.py`)."""
+
+    label_prior: float = 0.0  # of the task
+    public_fraction: float = 0.0  # of each client's training inputs, moved to the server without their labels
 
 
 class Update(NamedTuple):
@@ -81,6 +89,19 @@ class Algorithm(Protocol):
         """Probabilities (samples, n, classes): every sample of the model, not their mean."""
 
 
+@runtime_checkable
+class Wishful(Protocol):
+    """An algorithm that asks something of the task has one function more."""
+
+    def wishes(self) -> Wishes:
+        """What these hyper-parameters want."""
+
+
+def wishes_of(algorithm: Algorithm) -> Wishes:
+    """What an algorithm asks of the task; one that does not say asks for nothing."""
+    return algorithm.wishes() if isinstance(algorithm, Wishful) else Wishes()
+
+
 def first_params(task: Task, weights: Weights, rng: Generator) -> Params:
     """Where training starts: the template's own parameters if they are pretrained, fresh ones otherwise."""
     return init_params(task.model, rng, "template" if task.pretrained else weights)
@@ -91,7 +112,7 @@ def log_label_prior(task: Task, y: Tensor) -> Tensor:
 
     Added to the logits in training and at prediction, it spares the network from unlearning the classes a client lacks.
     """
-    if task.label_prior == 0.0:
+    if not task.label_prior:
         return torch.zeros(task.num_classes, device=y.device)
     counts = torch.bincount(y, minlength=task.num_classes).float() + task.label_prior / task.num_classes
     return torch.log(counts / counts.sum())

@@ -29,7 +29,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of
 
 @app.command("run")
 def run_(
-    algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="Its name, or name:preset.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", "-a", help="Its name, name:preset or name+temper.")
+    ] = None,
     config: ConfigFile = None,
     settings: Settings = None,
     out: Out = None,
@@ -45,7 +47,7 @@ def run_(
 @app.command()
 def compare(
     algorithms: Annotated[
-        str, typer.Option("--algorithms", "-a", help="Names (or name:preset), comma separated; or: all.")
+        str, typer.Option("--algorithms", "-a", help="Names (or name:preset, name+temper), comma separated; or: all.")
     ] = "lr-bpfl,fedavg,fedavg-ft,local",
     config: ConfigFile = None,
     settings: Settings = None,
@@ -56,6 +58,8 @@ def compare(
     """Run several algorithms on identical clients, splits and seeds, and show them in one table.
 
     An algorithm's own fields are set as algorithm.NAME.key=value.
+
+    NAME+temper fits a temperature after training, on 15 % of its training data, on which it then does not train.
     """
     from lrbpfl.cli import runs
 
@@ -95,7 +99,9 @@ def report(
 
 @app.command()
 def tune(
-    algorithm: Annotated[str | None, typer.Option("--algorithm", "-a", help="Its name, or name:preset.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", "-a", help="Its name, name:preset or name+temper.")
+    ] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(

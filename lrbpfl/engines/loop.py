@@ -9,7 +9,7 @@ import torch
 
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
-from lrbpfl.engines.work import Evaluated, Federation, Trained, check_federation, one_thread
+from lrbpfl.engines.work import Evaluated, Federation, Trained, check_federation, granted, one_thread
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
@@ -49,7 +49,7 @@ class Evaluation(NamedTuple):
 class Engine(Protocol):
     """A map over clients. It owns processes, devices and data, and what each client keeps between rounds."""
 
-    federation: Federation
+    federation: Federation  # granted
     states: dict[int, Tree]
 
     def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
@@ -105,6 +105,8 @@ def federate(
     if not 1 <= cohort <= len(training):
         raise BadInput(f"a cohort of {cohort} cannot be drawn from {len(training)} clients")
     check_federation(engine.federation)
+    if granted(engine.federation) is not engine.federation:
+        raise TypeError(f"{type(engine).__name__} runs a federation with open wishes: engines run granted(federation)")
     task = task._replace(num_clients=len(training), rounds=rounds)  # what the server knows
     first, server = start or (0, algorithm.init_server(task, generator(seed, "server")))
     for t in range(first, rounds):

@@ -21,6 +21,7 @@ from lrbpfl.engines.work import (
     Trained,
     evaluate_client,
     fresh_state,
+    granted,
     keep_memory,
     update_client,
 )
@@ -129,7 +130,7 @@ class Processes:
             raise BadInput(f"{workers} workers cannot run anything: at least one is needed")
         # The first optimiser of a process imports for a second: do it here, before workers are forked.
         torch.optim.SGD([torch.zeros(1)], lr=0.0)
-        self.federation = federation
+        self.federation = granted(federation)
         self.states: dict[int, Tree] = {}
         self._staged: dict[int, Tree] = {}
         self._size = workers

@@ -7,6 +7,7 @@ from lrbpfl.engines.work import (
     Federation,
     evaluate_client,
     fresh_state,
+    granted,
     keep_memory,
     one_thread,
     update_client,
@@ -19,7 +20,7 @@ class Serial:
 
     def __init__(self, federation: Federation) -> None:
         keep_memory()
-        self.federation = federation
+        self.federation = granted(federation)
         self.states: dict[int, Tree] = {}
         self._staged: dict[int, Tree] = {}
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from lrbpfl import trees
-from lrbpfl.algorithms.protocol import Algorithm, Info, Task
+from lrbpfl.algorithms.protocol import Algorithm, Info, Task, wishes_of
 from lrbpfl.core.descent import Data
 from lrbpfl.core.network import check
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce
-from lrbpfl.rng import generator
+from lrbpfl.rng import generator, numpy_generator
 from lrbpfl.trees import Tree
 
 
@@ -30,7 +30,11 @@ class ClientData(NamedTuple):
 
 
 class Federation(NamedTuple):
-    """What stays the same during a run and is known wherever clients run."""
+    """What stays the same during a run and is known wherever clients run.
+
+    Where the task does not say, the algorithm has its wishes: a label prior, or inputs at the server, for which a share
+    of each training client's training inputs goes there, without labels (`granted`).
+    """
 
     algorithm: Algorithm
     task: Task
@@ -53,18 +57,53 @@ class Federation(NamedTuple):
         return trees.tree_map(lambda leaf: leaf.to(self.device).contiguous(), tree)
 
 
+def granted(federation: Federation) -> Federation:
+    """The federation as it runs: what its task leaves open is what its algorithm asks for.
+
+    Every engine starts with this; a federation that leaves nothing open comes back as it is.
+    """
+    wishes = wishes_of(federation.algorithm)
+    if federation.task.label_prior is None:
+        federation = federation._replace(task=federation.task._replace(label_prior=wishes.label_prior))
+    if federation.task.public is None and wishes.public_fraction:
+        federation = _with_public(federation, wishes.public_fraction)
+    return federation
+
+
+def _with_public(federation: Federation, fraction: float) -> Federation:
+    """This share of each training client's examples moved to the server, without labels; never a client's last one."""
+    _check_clients(federation)
+    clients, public = list(federation.clients), []
+    for k in federation.training:
+        x, y = clients[k].train
+        gone = min(round(fraction * len(y)), len(y) - 1)
+        order = torch.from_numpy(numpy_generator(federation.seed, "public", k).permutation(len(y)))
+        kept = order[gone:].sort().values
+        public.append(x[order[:gone]])
+        clients[k] = clients[k]._replace(train=Data(x=x[kept], y=y[kept]))
+    task = federation.task._replace(public=torch.cat(public))
+    return federation._replace(task=task, clients=tuple(clients))
+
+
 def check_federation(federation: Federation) -> None:
     """Refuse what would spoil a run later on, in a sentence that names it: the model, a client's data, the task.
 
     Which task an algorithm can work on it says itself, when it makes the server's first state.
     """
     check(federation.task.model)
+    _check_clients(federation)
+    algorithm, task, _, seed, *_ = granted(federation)
+    algorithm.init_server(task, generator(seed, "server"))
+
+
+def _check_clients(federation: Federation) -> None:
     if len(federation.training) > len(federation.clients):
         said = f"the task says that {len(federation.training)} clients take part"
         raise BadInput(f"{said}, and the federation has {len(federation.clients)}")
     classes = federation.task.num_classes
     for client in federation.clients:
-        for part, (x, y) in (("train", client.train), ("test", client.test)):
+        parts = {"train": client.train, "test": client.test, "calibration": client.calibration}
+        for part, (x, y) in ((name, data) for name, data in parts.items() if data is not None):
             where = f"client {client.name!r}: its {part} data"
             if len(y) == 0 or len(x) != len(y):
                 raise BadInput(f"{where} have {len(x)} inputs and {len(y)} labels: give as many of both, at least one")
@@ -72,7 +111,6 @@ def check_federation(federation: Federation) -> None:
                 raise BadInput(f"{where} have labels that are not whole numbers (int64) from 0 to {classes - 1}")
             if x.is_floating_point() and not bool(torch.isfinite(x).all()):
                 raise BadInput(f"{where} hold inputs that are not finite")
-    federation.algorithm.init_server(federation.task, generator(federation.seed, "server"))
 
 
 class Trained(NamedTuple):
@@ -91,6 +129,7 @@ class Evaluated(NamedTuple):
     personal: dict[str, Tensor]
     shared: dict[str, str]  # the other tensors of the personal model, by their names in the message
     seconds: float
+    calibration: Predictions | None = None  # on what was kept from training, if anything was
 
 
 def update_client(federation: Federation, message: Tree, state: Tree, t: int, k: int) -> Trained:
@@ -105,19 +144,23 @@ def update_client(federation: Federation, message: Tree, state: Tree, t: int, k:
 
 
 def evaluate_client(federation: Federation, message: Tree, state: Tree, t: int, k: int) -> Evaluated:
-    """Client k's own model after t rounds, judged on its own test data."""
+    """Client k's own model after t rounds, on its own test data and on what it kept from training."""
     began = time.perf_counter()
     algorithm, task, clients, seed, *_ = federation
-    message, state, train, test = (
-        federation.to_device(tree) for tree in (message, state, clients[k].train, clients[k].test)
-    )
+    message, state, train = (federation.to_device(tree) for tree in (message, state, clients[k].train))
     personal = algorithm.personalise(task, message, state, train, generator(seed, "personalise", t, k))
-    samples = algorithm.predict(task, personal, test.x, generator(seed, "predict", t, k))
+
+    def predictions(data: Data, address: str) -> Predictions:
+        x = federation.to_device(data.x)
+        return reduce(algorithm.predict(task, personal, x, generator(seed, address, t, k)).cpu(), data.y.cpu())
+
+    calibration = clients[k].calibration
     own, shared = own_part(personal, message)
     return Evaluated(
-        predictions=reduce(samples.cpu(), test.y.cpu()),
+        predictions=predictions(clients[k].test, "predict"),
         personal=own,
         shared=shared,
+        calibration=None if calibration is None else predictions(calibration, "calibrate"),
         seconds=time.perf_counter() - began,
     )
 

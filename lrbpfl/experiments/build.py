@@ -106,10 +106,10 @@ def _clients(dataset: Dataset, group: Group, judged: str) -> list[ClientData]:
     ]
 
 
-def _public(dataset: Dataset, splits: Iterable[Split], config: DataSection) -> Tensor | None:
-    """The inputs that clients gave to the server, without labels; None if they were not asked for any."""
+def _public(dataset: Dataset, splits: Iterable[Split], config: DataSection) -> Tensor:
+    """The inputs that clients gave to the server, without labels."""
     if not config.public_fraction:
-        return None
+        return dataset.x[:0].clone()  # a view would keep the whole dataset
     chosen = np.concatenate([part.public for part in splits])
     if not len(chosen):
         raise BadInput(f"data.public_fraction = {config.public_fraction} of each client's training examples is none")

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lrbpfl.engines.work import check_federation
+from lrbpfl.algorithms.protocol import wishes_of
+from lrbpfl.engines.work import Federation, check_federation
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.build import build_federation
-from lrbpfl.experiments.config import Config, asked_of_task, make_algorithm, parse, unknown
+from lrbpfl.experiments.config import Config, DataSection, make_algorithm, parse, unknown
 from lrbpfl.experiments.runner import Progress, resume, start
 from lrbpfl.experiments.store import create_directory, read_tables, versions, write_file
 
@@ -24,27 +25,40 @@ def plan(tables: Mapping[str, Any], names: Sequence[str]) -> dict[str, Config]:
     common = {section: table for section, table in tables.items() if section != "algorithm"}
     for name in names:  # an unknown name is told before anything else
         make_algorithm(name, {})
-    asked = [asked_of_task(name) for name in names]
+    fields = {name: own.get(name, {}) for name in names}
+    for name, table in fields.items():
+        if not isinstance(table, dict):
+            raise BadInput(f"algorithm.{name} is a section with keys, not the value {table!r}")
+    asked = [wishes_of(make_algorithm(name, table)) for name, table in fields.items()]
     for section, key in (("data", "public_fraction"), ("federation", "label_prior")):  # what one asks for, all get
         if isinstance(common.get(section, {}), dict):
             most = max((getattr(wishes, key) for wishes in asked), default=0.0)
             common[section] = {key: most, **common.get(section, {})}
-    return {name: parse({**common, "algorithm": {**own.get(name, {}), "name": name}}) for name in names}
+    return {name: parse({**common, "algorithm": {**table, "name": name}}) for name, table in fields.items()}
 
 
 def compare(
     configs: Mapping[str, Config], path: Path, progress: Callable[[str, Config], Progress], *, loading: bool = False
 ) -> dict[str, Any]:
     """A new comparison; its summary."""
-    federation = build_federation(next(iter(configs.values())), progress=loading)
-    for config in configs.values():
-        check_federation(federation._replace(algorithm=config.algorithm))
+    federations = _federations(configs, loading=loading)
     create_directory(path, _tables(configs))
     summary: dict[str, Any] = {}
     for name, config in configs.items():
-        part = federation._replace(algorithm=config.algorithm)
-        summary |= start(config, _folder(path, name), part, progress(name, config))
+        summary |= start(config, _folder(path, name), federations[name], progress(name, config))
     return _finish(path, summary)
+
+
+def _federations(configs: Mapping[str, Config], *, loading: bool) -> dict[str, Federation]:
+    """Everybody's federation: the same clients, but that a tempered run keeps a part of its training data aside."""
+    dealt: dict[DataSection, Federation] = {}
+    found: dict[str, Federation] = {}
+    for name, config in configs.items():
+        if config.data not in dealt:
+            dealt[config.data] = build_federation(config, progress=loading)
+        found[name] = dealt[config.data]._replace(algorithm=config.algorithm)
+        check_federation(found[name])
+    return found
 
 
 def is_comparison(path: Path) -> bool:
@@ -76,15 +90,24 @@ def resume_comparison(
 
 
 def _folder(path: Path, name: str) -> Path:
-    return path / name.replace(":", "-")
+    return path / name.replace(":", "-").replace("+", "-")
 
 
 def _tables(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
-    common = next(iter(configs.values())).tables()
+    """The algorithms with their fields, and what all of them have in common; what differs is in their names."""
+    first, *others = (config.tables() for config in configs.values())
     own = {f"algorithm.{json.dumps(name)}": config.tables()["algorithm"] for name, config in configs.items()}
     for fields in own.values():
         del fields["name"]
-    sections = {section: table for section, table in common.items() if section != "algorithm"}
+
+    def common(section: str) -> dict[str, Any]:
+        return {
+            key: value
+            for key, value in first[section].items()
+            if all(key in other[section] and other[section][key] == value for other in others)
+        }
+
+    sections = {section: common(section) for section in first if section != "algorithm"}
     return {"compare": {"algorithms": list(configs)}, **sections, **own, "versions": versions()}
 
 

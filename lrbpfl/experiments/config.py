@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from lrbpfl.algorithms import ALGORITHMS
-from lrbpfl.algorithms.protocol import Algorithm
+from lrbpfl.algorithms.protocol import Algorithm, wishes_of
 from lrbpfl.core.descent import Schedule
 from lrbpfl.data import PARTITIONS
 from lrbpfl.errors import BadInput
@@ -55,7 +55,7 @@ class DataSection(Section):
     # 0.7 in a natural partition and 0.1 in any other.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the training part
-    # Of what is left for training: kept from it for good, to calibrate on. None: none.
+    # Of what is left for training: kept from it for good, to calibrate on. None: what the task asks for.
     calibration_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
     # Of what is left for training then: moved to the server, without labels. None: as much as the algorithm asks for.
     public_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -77,9 +77,9 @@ class DataSection(Section):
         """Keys of what is switched off."""
         shift = {"none": {"shift", "shift_strength", "concept_groups"}}
         shift |= {"features": {"concept_groups"}, "concept": {"shift_strength"}}
-        corruptions = set() if self.corruptions else {"corruptions"}
+        off = {key for key in ("corruptions", "calibration_fraction") if not getattr(self, key)}
         new = set() if self.new_clients else {"new_clients", "new_alpha", "new_fraction"}
-        return shift[self.shift] | corruptions | new
+        return shift[self.shift] | off | new
 
 
 class FederationSection(Section):
@@ -95,10 +95,14 @@ class FederationSection(Section):
     # Examples, shared out among all classes, that smooth a client's class frequencies, which then join the likelihood;
     # 0: they do not. None: what the algorithm asks for.
     label_prior: Annotated[float, Field(ge=0)] | None = None
+    # After training: probabilities p^(1/T), with T fitted on what clients kept from training, for each of them or for
+    # all together.
+    temper: Literal["no", "client", "all"] = "no"
 
     def idle(self) -> set[str]:
         """Keys of what is switched off."""
-        return {"schedule"} if self.schedule == "constant" else set()
+        off = {"schedule": self.schedule == "constant", "temper": self.temper == "no"}
+        return {key for key, is_off in off.items() if is_off}
 
 
 class EngineSection(Section):
@@ -111,6 +115,8 @@ class EngineSection(Section):
 
 S = TypeVar("S", bound=Section)
 SECTIONS: dict[str, type[Section]] = {"data": DataSection, "federation": FederationSection, "engine": EngineSection}
+TEMPER: Literal["client", "all"] = "all"  # what the suffix +temper asks for: few examples of its own mislead a client
+CALIBRATION = 0.15  # of the training part, where temperatures are fitted and nobody says on how much
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,11 +163,15 @@ def parse(tables: Mapping[str, Any]) -> Config:
     data = _section("data", DataSection, tables)
     federation = _section("federation", FederationSection, tables)
     algorithm = make_algorithm(full_name, fields)
-    asked = asked_of_task(full_name)
+    if federation.temper == "no" and read_name(full_name).temper:
+        federation = federation.model_copy(update={"temper": TEMPER})
+    wishes = wishes_of(algorithm)
     if data.public_fraction is None:
-        data = data.model_copy(update={"public_fraction": asked.public_fraction})
+        data = data.model_copy(update={"public_fraction": wishes.public_fraction})
+    if data.calibration_fraction is None:
+        data = data.model_copy(update={"calibration_fraction": 0.0 if federation.temper == "no" else CALIBRATION})
     if federation.label_prior is None:
-        federation = federation.model_copy(update={"label_prior": asked.label_prior})
+        federation = federation.model_copy(update={"label_prior": wishes.label_prior})
     config = Config(
         data=data,
         federation=federation,
@@ -173,9 +183,26 @@ def parse(tables: Mapping[str, Any]) -> Config:
     return config
 
 
+class Name(NamedTuple):
+    """What `name`, `name:preset`, `name+temper` or `name:preset+temper` says."""
+
+    name: str
+    preset: str  # may be empty
+    temper: bool
+
+
+def read_name(full_name: str) -> Name:
+    """The parts of an algorithm's full name."""
+    stem, plus, suffix = str(full_name).partition("+")
+    if plus and suffix != "temper":
+        raise unknown(f"suffix of {stem}", suffix, ["temper"])
+    name, _, preset = stem.partition(":")
+    return Name(name=name, preset=preset, temper=bool(plus))
+
+
 def make_algorithm(full_name: str, fields: Mapping[str, Any]) -> Algorithm:
-    """The algorithm called `name` or `name:preset`, with some fields set."""
-    name, _, preset = str(full_name).partition(":")
+    """The algorithm of this full name, with some fields set."""
+    name, preset, _ = read_name(full_name)
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     kind = ALGORITHMS[name]
@@ -187,23 +214,6 @@ def make_algorithm(full_name: str, fields: Mapping[str, Any]) -> Algorithm:
     except ValidationError as error:
         known = [field.name for field in dataclasses.fields(kind)]
         raise _explain("algorithm", error, known) from None
-
-
-class Asked(NamedTuple):
-    """What an algorithm wants of the task where the configuration does not say."""
-
-    public_fraction: float  # of the clients' training examples, at the server; most want none
-    label_prior: float
-
-
-def asked_of_task(full_name: str) -> Asked:
-    """The wishes of the algorithm called `name` or `name:preset`."""
-    name, _, preset = full_name.partition(":")
-    kind = ALGORITHMS[name]
-    return Asked(
-        public_fraction=float(getattr(kind, "PUBLIC", 0.0)),
-        label_prior=0.0 if preset else float(getattr(kind, "LABEL_PRIOR", 0.0)),
-    )
 
 
 def _section(name: str, model: type[S], tables: Mapping[str, Any]) -> S:
@@ -237,6 +247,8 @@ def _cross_check(config: Config) -> None:
         raise unknown("model", federation.model, MODELS)
     if federation.evaluate_on == "validation" and data.validation_fraction == 0:
         raise BadInput("federation.evaluate_on = 'validation' needs data.validation_fraction above 0")
+    if federation.temper != "no" and data.calibration_fraction == 0:
+        raise BadInput(f"federation.temper = {federation.temper!r} needs data.calibration_fraction above 0")
     if len(set(data.new_alpha)) < len(data.new_alpha):
         raise BadInput(f"data.new_alpha = {list(data.new_alpha)} names a value twice")
 

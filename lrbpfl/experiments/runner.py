@@ -9,14 +9,13 @@ import torch
 from safetensors.torch import save
 
 from lrbpfl import trees
-from lrbpfl.engines.loop import Evaluation, Observer, Round, federate
-from lrbpfl.engines.work import Evaluated, Federation, fresh_state
+from lrbpfl.engines.loop import Observer, Round, federate
+from lrbpfl.engines.work import Evaluated, Federation, fresh_state, granted
 from lrbpfl.experiments.build import alphas_of_new, build_engine, build_federation
 from lrbpfl.experiments.config import Config
 from lrbpfl.experiments.store import Run, write_file
-from lrbpfl.metrics import Predictions, scores, summarise
+from lrbpfl.metrics import Predictions, scores, summarise, tempering
 from lrbpfl.rng import generator
-from lrbpfl.trees import Tree
 
 SCORES = (  # what summary.json holds of `summarise`
     "accuracy", "accuracy_mean", "accuracy_worst", "nll", "nll_worst", "brier", "ece_pooled", "ece_pooled_floor",
@@ -73,6 +72,7 @@ def _write_names(file: Path, names: Iterable[str]) -> None:
 
 
 def _go(run: Run, config: Config, federation: Federation, progress: Progress) -> dict[str, Any]:
+    federation = granted(federation)
     algorithm, task, _, seed, *_ = federation
     template = algorithm.init_server(task, generator(seed, "server"))
     checkpoint = run.load_checkpoint(config, template, {k: fresh_state(federation, k) for k in federation.training})
@@ -91,7 +91,9 @@ def _go(run: Run, config: Config, federation: Federation, progress: Progress) ->
             start=(checkpoint.rounds, checkpoint.server) if checkpoint else None,
             observe=progress.client,
         ):
-            pooled, pooled_new = _record(run, config, round, alphas)
+            temperatures = _temperatures(config.federation.temper, federation, round)
+            round = _tempered(round, temperatures)
+            pooled, pooled_new = _record(run, config, round, temperatures, alphas)
             if round.t + 1 == config.federation.rounds:
                 _save_results(run, federation, round, alphas)
             run.save_checkpoint(config, round.t + 1, round.server, {k: engine.states[k] for k in round.accepted})
@@ -99,12 +101,34 @@ def _go(run: Run, config: Config, federation: Federation, progress: Progress) ->
     finally:
         engine.close()
     judged = {k: evaluation for k, evaluation in round.evaluations.items() if k in federation.training}
-    trained = sum(len(federation.clients[k].train.y) for k in federation.training)
-    return _summarise(run, config, round._replace(evaluations=judged), trained, pooled, pooled_new)
+    return _summarise(run, config, federation, round._replace(evaluations=judged), pooled, pooled_new)
+
+
+def _temperatures(how: str, federation: Federation, round: Round) -> dict[int, float]:
+    """The temperature of everybody judged, fitted on calibration parts: its own, or those of all training clients.
+
+    Who kept nothing from training has 1 of its own. Empty if nothing is to be tempered.
+    """
+    if how == "no":
+        return {}
+    kept = {k: [e.result.calibration] for k, e in round.evaluations.items() if e.result and e.result.calibration}
+    if how == "client":
+        return {k: tempering.fit(kept.get(k, [])) for k in round.evaluations}
+    together = [part for k in federation.training for part in kept.get(k, [])]
+    return dict.fromkeys(round.evaluations, tempering.fit(together))
+
+
+def _tempered(round: Round, temperatures: Mapping[int, float]) -> Round:
+    """The round with everybody's predictions at its temperature."""
+
+    def at(k: int, result: Evaluated | None) -> Evaluated | None:
+        return result and result._replace(predictions=tempering.temper(result.predictions, temperatures.get(k, 1.0)))
+
+    return round._replace(evaluations={k: e._replace(result=at(k, e.result)) for k, e in round.evaluations.items()})
 
 
 def _record(
-    run: Run, config: Config, round: Round, alphas: Mapping[int, float]
+    run: Run, config: Config, round: Round, temperatures: Mapping[int, float], alphas: Mapping[int, float]
 ) -> tuple[dict[str, float], dict[float, dict[str, float]]]:
     """Write a round into the record; the pooled scores of the training clients and of the new ones, if judged."""
     seed = config.federation.seed
@@ -116,7 +140,8 @@ def _record(
         return summarise({k: predictions[k] for k in some}, {k: per_client[k] for k in some}, seed=seed) if some else {}
 
     pooled = pool(None)
-    run.record(_lines(round, per_client, pooled, alphas))
+    told = {k: {**s, **({"temperature": temperatures[k]} if temperatures else {})} for k, s in per_client.items()}
+    run.record(_lines(round, told, pooled, alphas))
     return pooled, {alpha: pool(alpha) for alpha in dict.fromkeys(alphas.values())}
 
 
@@ -159,7 +184,7 @@ def _save_results(run: Run, federation: Federation, round: Round, alphas: Mappin
         write_file(run.path / "predictions.safetensors", save(_stacked(results, alphas)))
     shared: dict[str, torch.Tensor] = {}
     for k, result in results.items():
-        message = dict(trees.named_leaves(federation.algorithm.broadcast(federation.task, round.server, k)))
+        message = _message(federation, round, k)
         common = {name: sent for name, sent in result.shared.items() if _same(shared, sent, message[sent])}
         own = {name: message[sent] for name, sent in result.shared.items() if name not in common}
         run.save_personal(k, {**result.personal, **own}, common)
@@ -195,8 +220,8 @@ def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, float]) -> d
 def _summarise(
     run: Run,
     config: Config,
+    federation: Federation,
     last: Round,
-    trained: int,
     pooled: Mapping[str, float],
     pooled_new: Mapping[float, Mapping[str, float]],
 ) -> dict[str, Any]:
@@ -209,14 +234,16 @@ def _summarise(
     def chosen(scores: Mapping[str, float]) -> dict[str, Any]:
         return {name: scores[name] for name in SCORES if name in scores}
 
+    trained = sum(len(federation.clients[k].train.y) for k in federation.training)
     summary = {**chosen(pooled), "examples_train": trained}
     summary |= {name: total(name) for name in ("bytes_up", "bytes_down", "seconds")}
-    summary |= _sizes(last.evaluations, last.server)
+    summary |= _sizes(federation, last)
     summary |= _rank(record)
     summary["events"] = sum("event" in line for line in record)
     what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"
     summary["evaluated"] = what
     summary["label_prior"] = config.federation.label_prior
+    summary["temper"] = config.federation.temper
     if pooled_new:
         summary["new"] = {str(alpha): chosen(scores) for alpha, scores in pooled_new.items()}
     whole = {config.algorithm_name: summary}
@@ -230,13 +257,17 @@ def _rank(record: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {"rank": sum(ranks.values()) / len(ranks)} if ranks else {}
 
 
-def _sizes(evaluations: Mapping[int, Evaluation], server: Tree) -> dict[str, int]:
-    """Numbers in the server's state, and in the largest personal model (shared part included)."""
-    named = dict(trees.named_leaves(server))
+def _sizes(federation: Federation, last: Round) -> dict[str, int]:
+    """Numbers in the server's state, and in the largest personal model, with what it took over from its message."""
 
-    def size(result: Evaluated) -> int:
-        taken_over: int = sum(named[name].numel() for name in set(result.shared.values()) if name in named)
-        return trees.count(result.personal) + taken_over
+    def size(k: int, result: Evaluated) -> int:
+        sent = _message(federation, last, k)
+        return trees.count(result.personal) + sum(sent[name].numel() for name in result.shared.values())
 
-    sizes = [size(e.result) for e in evaluations.values() if e.result]
-    return {"parameters": max(sizes, default=0), "parameters_server": trees.count(server)}
+    sizes = [size(k, e.result) for k, e in last.evaluations.items() if e.result]
+    return {"parameters": max(sizes, default=0), "parameters_server": trees.count(last.server)}
+
+
+def _message(federation: Federation, round: Round, k: int) -> dict[str, torch.Tensor]:
+    """What the server sends to client k after a round, by name."""
+    return dict(trees.named_leaves(federation.algorithm.broadcast(federation.task, round.server, k)))

@@ -49,6 +49,7 @@ PRINTED = {
     "server_optimiser": "mean",
     "server_lr": 1.0,
     "class_rows": False,
+    "label_prior": 0.0,
 }
 UNPRINTED = {
     "adapt_steps",

@@ -1,16 +1,29 @@
-"""The label prior, the one formula that all algorithms share."""
+"""What all algorithms share: wishes, and the label prior in one formula."""
 
 import math
 
 import pytest
 import torch
 
-from lrbpfl.algorithms.protocol import Task, log_label_prior
+from lrbpfl.algorithms import ALGORITHMS
+from lrbpfl.algorithms.lr_bpfl import LRBPFL
+from lrbpfl.algorithms.protocol import Task, Wishes, log_label_prior, wishes_of
 from tests.conftest import mlp
 
 
-def test_without_a_prior_logits_stay() -> None:
-    assert log_label_prior(Task(mlp(), 4), torch.tensor([0, 1])).tolist() == [0.0] * 4
+def test_who_wishes_what() -> None:
+    asked = {name: wishes_of(kind()) for name, kind in ALGORITHMS.items()}
+    assert {name: wishes for name, wishes in asked.items() if wishes != Wishes()} == {
+        "lr-bpfl": Wishes(label_prior=1.0),
+        "fedbe": Wishes(public_fraction=0.04),
+    }
+    assert [wishes_of(LRBPFL(**fields)) for fields in LRBPFL.PRESETS.values()] == [Wishes(), Wishes()]
+    assert wishes_of(LRBPFL(label_prior=0.5)) == Wishes(label_prior=0.5)
+
+
+@pytest.mark.parametrize("prior", [None, 0.0])
+def test_without_a_prior_logits_stay(prior: float | None) -> None:
+    assert log_label_prior(Task(mlp(), 4, label_prior=prior), torch.tensor([0, 1])).tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("eps", [1.0, 0.5])

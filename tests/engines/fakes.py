@@ -163,7 +163,13 @@ def noise(algorithm: Algorithm, model: nn.Module, shape: tuple[int, ...], client
         return Data(x=x, y=torch.randint(3, (n,), generator=rng))
 
     parts = tuple(
-        ClientData(name=f"c{k}", train=data(9 + 5 * k, "train", k), test=data(6, "test", k)) for k in range(clients)
+        ClientData(
+            name=f"c{k}",
+            train=data(9 + 5 * k, "train", k),
+            test=data(6, "test", k),
+            calibration=data(2 + k, "calibration", k) if k else None,
+        )
+        for k in range(clients)
     )
     task = Task(model=model, num_classes=3, label_prior=0.5, public=data(16, "public").x, num_clients=clients)
     return Federation(algorithm, task, parts, seed=5)
@@ -192,4 +198,5 @@ def _same_evaluation(a: Evaluation, b: Evaluation) -> bool:
         a.result.shared == b.result.shared
         and trees.equal(a.result.personal, b.result.personal)
         and trees.equal(to_tensors(a.result.predictions), to_tensors(b.result.predictions))
+        and trees.equal(to_tensors(a.result.calibration), to_tensors(b.result.calibration))
     )

@@ -1,7 +1,10 @@
 """One client's work: what it reads, what it leaves behind."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -9,13 +12,29 @@ from torch import Generator, Tensor, nn
 
 from lrbpfl import trees
 from lrbpfl.algorithms import ALGORITHMS
-from lrbpfl.algorithms.protocol import Info, Task, Update
+from lrbpfl.algorithms.fedavg import FedAvg
+from lrbpfl.algorithms.fedbe import FedBE
+from lrbpfl.algorithms.lr_bpfl import LRBPFL
+from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
 from lrbpfl.core.descent import Data
-from lrbpfl.engines.work import evaluate_client, fresh_state, keep_memory, one_thread, update_client
+from lrbpfl.engines.loop import Engine, federate
+from lrbpfl.engines.processes import Processes
+from lrbpfl.engines.serial import Serial
+from lrbpfl.engines.work import (
+    ClientData,
+    Federation,
+    evaluate_client,
+    fresh_state,
+    granted,
+    keep_memory,
+    one_thread,
+    update_client,
+)
+from lrbpfl.errors import BadInput
 from lrbpfl.metrics import reduce
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
-from tests.engines.fakes import Scripted, line, noise
+from tests.engines.fakes import Scripted, line, noise, same_rounds
 
 
 @dataclass(frozen=True)
@@ -111,6 +130,23 @@ def test_a_client_trains_on_its_training_data_and_is_judged_on_its_test_data() -
     assert evaluated.predictions.y.tolist() == federation.clients[3].test.y.tolist()
 
 
+def test_what_a_client_kept_from_training_is_predicted_at_an_address_of_its_own() -> None:
+    federation = noise(LRBPFL(mask_steps=1, adapt_steps=1), nn.Linear(5, 3), (5,))
+    algorithm, task, clients, seed, *_ = federation
+    message, state = algorithm.init_server(task, generator(0)).W, fresh_state(federation, 2)
+    evaluated = evaluate_client(federation, message, state, 4, 2)
+    personal = algorithm.personalise(task, message, state, clients[2].train, generator(seed, "personalise", 4, 2))
+    kept = clients[2].calibration
+    assert kept is not None and evaluated.calibration is not None
+    samples = algorithm.predict(task, personal, kept.x, generator(seed, "calibrate", 4, 2))
+    assert (evaluated.calibration.probs == reduce(samples, kept.y).probs).all()
+    assert evaluated.calibration.y.tolist() == kept.y.tolist()
+    bare = clients[2]._replace(calibration=None)
+    without = evaluate_client(federation._replace(clients=(*clients[:2], bare)), message, state, 4, 2)
+    assert without.calibration is None
+    assert (without.predictions.probs == evaluated.predictions.probs).all()
+
+
 def test_one_thread_gives_the_threads_back_even_after_an_error() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -129,3 +165,102 @@ def test_memory_can_be_kept_again_and_again() -> None:
     keep_memory()
     keep_memory()
     assert torch.ones(2**20).sum() == 2**20
+
+
+def open_task(algorithm: Algorithm, **said: Any) -> Federation:
+    """Five clients in Python whose task says nothing about priors and public inputs but what is given; one is new."""
+
+    def data(k: int, n: int) -> Data:
+        y = torch.arange(n) % 3 if k % 2 else torch.zeros(n, dtype=torch.int64)
+        return Data(x=torch.randn(n, 5, generator=generator(0, k, n)) + y[:, None], y=y)
+
+    clients = tuple(ClientData(name=f"c{k}", train=data(k, 20 + 10 * k), test=data(k, 6)) for k in range(5))
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    task = Task(model, num_classes=3, num_clients=4)
+    return Federation(algorithm, task._replace(**said), clients, seed=5)
+
+
+ENGINES: tuple[Callable[[Federation], Engine], ...] = (Serial, lambda federation: Processes(federation, 2))
+
+
+def priors(federation: Federation, make: Callable[[Federation], Engine]) -> dict[int, list[float]]:
+    """The log prior in every client's own model."""
+    with closing(make(federation)) as engine:
+        *_, last = federate(engine, rounds=1, cohort=2)
+    results = {k: evaluation.result for k, evaluation in last.evaluations.items()}
+    return {k: result.personal["log_prior"].tolist() for k, result in results.items() if result}
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_an_algorithm_in_python_has_the_label_prior_it_asks_for(make: Callable[[Federation], Engine]) -> None:
+    quick = LRBPFL(mask_steps=1, model_steps=1, adapt_steps=1)
+    found = priors(open_task(quick), make)
+    assert len(found) == 5
+    for k, log_prior in found.items():
+        n = 20 + 10 * k
+        counts = [-(-(n - c) // 3) if k % 2 else n * (c == 0) for c in range(3)]
+        assert log_prior == pytest.approx([math.log((count + 1 / 3) / (n + 1)) for count in counts], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (LRBPFL(**{**LRBPFL.PRESETS["paper"], "mask_steps": 1, "adapt_steps": 1}), {}),
+        (LRBPFL(mask_steps=1, model_steps=1, adapt_steps=1), {"label_prior": 0.0}),
+        (FedAvg(local_steps=1), {}),
+    ],
+)
+def test_no_prior_for_who_asks_for_none_or_is_told_so(algorithm: Algorithm, said: dict[str, float]) -> None:
+    assert priors(open_task(algorithm, **said), Serial) == {k: [0.0] * 3 for k in range(5)}
+
+
+def test_another_algorithm_has_its_own_wishes() -> None:
+    federation = open_task(LRBPFL())
+    assert granted(federation).task.label_prior == 1.0
+    assert granted(federation._replace(algorithm=FedAvg())).task.label_prior == 0.0
+    assert granted(granted(federation)._replace(algorithm=FedAvg())).task.label_prior == 1.0
+
+
+def test_fedbe_in_python_gets_a_share_of_the_training_inputs() -> None:
+    federation = open_task(FedBE())
+    after = granted(federation)
+    assert granted(after) is after
+    gone = []
+    for k, (before, now) in enumerate(zip(federation.clients, after.clients, strict=True)):
+        share = 0 if k == 4 else round(0.04 * (20 + 10 * k))  # the last one is new, and gives nothing
+        assert len(now.train.y) == len(now.train.x) == len(before.train.y) - share
+        at_home = (before.train.x[:, None] == now.train.x).all(2)
+        assert (at_home.sum(1) <= 1).all() and at_home.any(0).all(), "each of its examples is one it had, once"
+        assert torch.equal(before.train.y[at_home.any(1)], now.train.y)
+        gone.append(before.train.x[~at_home.any(1)])
+        assert trees.equal(before.test, now.test)
+    public = after.task.public
+    assert public is not None and len(public) == sum(map(len, gone)) == 1 + 1 + 2 + 2
+    assert torch.equal(public.sort(0).values, torch.cat(gone).sort(0).values)
+    runs = []
+    for make in ENGINES:
+        with closing(make(federation)) as engine:
+            runs.append(list(federate(engine, rounds=2, cohort=3)))
+    assert same_rounds(*runs) and not runs[0][-1].failures
+
+
+def test_public_inputs_that_are_given_stay_and_no_others_are_taken() -> None:
+    given = torch.randn(7, 5, generator=generator(1))
+    after = granted(open_task(FedBE(), public=given, label_prior=0.0))
+    assert after.task.public is given and [len(client.train.y) for client in after.clients] == [20, 30, 40, 50, 60]
+    with pytest.raises(BadInput, match="unlabelled inputs at the server"):
+        next(federate(Serial(open_task(FedBE(), public=given[:0])), rounds=1, cohort=2))
+
+
+def test_broken_data_are_told_before_inputs_are_moved() -> None:
+    federation = open_task(FedBE())
+    broken = federation.clients[0]._replace(train=Data(x=torch.zeros(3, 5), y=torch.zeros(9, dtype=torch.int64)))
+    with pytest.raises(BadInput, match="3 inputs and 9 labels"):
+        Serial(federation._replace(clients=(broken, *federation.clients[1:])))
+
+
+def test_an_engine_that_does_not_grant_wishes_is_told() -> None:
+    engine = Serial(open_task(LRBPFL()))
+    engine.federation = open_task(LRBPFL())
+    with pytest.raises(TypeError, match="Serial runs a federation with open wishes"):
+        next(federate(engine, rounds=1, cohort=2))

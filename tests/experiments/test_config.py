@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.errors import BadInput
+from lrbpfl.experiments.build import build_federation
 from lrbpfl.experiments.comparison import plan
 from lrbpfl.experiments.config import Config, make_algorithm, override, parse, read, to_toml
+from tests.experiments.conftest import Configure
 
 
 def refusal(tables: dict[str, Any]) -> str:
@@ -366,5 +368,17 @@ def test_an_algorithm_gets_what_it_asks_of_the_task(name: str, public_fraction: 
 def test_what_one_asks_for_everybody_in_a_comparison_gets() -> None:
     configs = plan({}, ["fedavg", "lr-bpfl", "fedbe"])
     assert {(c.data.public_fraction, c.federation.label_prior) for c in configs.values()} == {(0.04, 1.0)}
+    configs = plan({"algorithm": {"lr-bpfl": {"label_prior": 0.25}}}, ["fedavg", "lr-bpfl", "lr-bpfl:paper"])
+    assert {c.federation.label_prior for c in configs.values()} == {0.25}
     configs = plan({"federation": {"label_prior": 0.0}}, ["fedavg", "lr-bpfl"])
     assert {(c.data.public_fraction, c.federation.label_prior) for c in configs.values()} == {(0.0, 0.0)}
+
+
+def test_fields_of_an_algorithm_in_a_comparison_are_a_section() -> None:
+    with pytest.raises(BadInput, match=r"algorithm\.fedavg is a section with keys, not the value 3"):
+        plan({"algorithm": {"fedavg": 3}}, ["fedavg", "local"])
+
+
+def test_who_is_told_to_do_without_public_inputs_does_not_get_any(configure: Configure) -> None:
+    with pytest.raises(BadInput, match="unlabelled inputs at the server"):
+        build_federation(configure(data={"public_fraction": 0.0}, algorithm={"name": "fedbe"}))

@@ -22,6 +22,7 @@ from lrbpfl.engines.work import evaluate_client
 from lrbpfl.experiments.build import build_federation
 from lrbpfl.experiments.runner import Progress, read_class_names, read_client_names, read_summary, resume, start
 from lrbpfl.experiments.store import Run
+from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
 from tests.experiments.conftest import NAMES, Configure, assert_same, contents, files, run
 
@@ -74,6 +75,18 @@ def test_bytes_are_those_of_the_cohorts_messages(finished: Path) -> None:
     assert scores["bytes_down"] == 4 * 2 * trees.nbytes(message)  # four rounds of two clients
     assert scores["bytes_up"] == scores["bytes_down"]
     assert scores["parameters_server"] == trees.count(server)
+
+
+def test_parameters_are_those_of_the_largest_personal_model(finished: Path) -> None:
+    (scores,) = read_summary(finished).values()
+    _, config = Run.open(finished)
+    algorithm, task, clients, seed, *_ = build_federation(config)
+    server = last_server(finished, algorithm.init_server(task, Generator()))
+    sizes = []
+    for k, client in enumerate(clients):
+        message, state = algorithm.broadcast(task, server, k), algorithm.init_client(task, generator(seed, "client", k))
+        sizes.append(trees.count(algorithm.personalise(task, message, state, client.train, Generator())))
+    assert scores["parameters"] == max(sizes)
 
 
 def last_server(path: Path, template: Tree) -> Tree:

@@ -64,6 +64,13 @@ def test_the_footnote_tells_of_a_label_prior() -> None:
     assert "Label prior" not in footnote({"fedavg": {**scores, "label_prior": 0.0}}) + footnote({"fedavg": scores})
 
 
+def test_the_footnote_tells_who_is_tempered() -> None:
+    scores = {"evaluated": "each client's own model", "clients": 3, "examples": 30}
+    summary = {"fedavg": {**scores, "temper": "no"}, "fedavg+temper": {**scores, "temper": "all"}, "old": scores}
+    assert footnote(summary).endswith("\nTempered after training, with one temperature for all clients: fedavg+temper.")
+    assert "Tempered" not in footnote({"fedavg": summary["fedavg"], "old": scores})
+
+
 def test_the_footnote_warns_of_lr_bpfl_without_the_label_prior_that_it_was_tuned_with() -> None:
     scores = {"evaluated": "each client's own model", "clients": 3, "examples": 30, "label_prior": 0.0}
     assert "lr-bpfl:no-prior" in footnote({"fedavg": scores, "lr-bpfl": scores})
