@@ -64,15 +64,9 @@ def test_null_gaps_are_those_of_the_drawn_labels() -> None:
 
 def test_chunks_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     p = confidences(64, np.random.default_rng(7))
-    hit = p > 0.7
-
-    def draw() -> tuple[Floats, tuple[float, float]]:
-        return null_gaps(p, rng=np.random.default_rng(8)), interval(p, hit, rng=np.random.default_rng(8))
-
-    whole = draw()
+    whole = null_gaps(p, rng=np.random.default_rng(8))
     monkeypatch.setattr(calibration, "CHUNK", 64 * 7)
-    np.testing.assert_array_equal(draw()[0], whole[0])
-    assert draw()[1] == whole[1]
+    np.testing.assert_array_equal(null_gaps(p, rng=np.random.default_rng(8)), whole)
 
 
 @pytest.mark.parametrize("n", [50, 300, 1080])
