@@ -24,7 +24,9 @@ def summary_table(summary: Mapping[str, Mapping[str, Any]], best: Best | None = 
     """One row per algorithm: how right, how sure, and at what cost; bold, if known, who is best."""
     title = "Every client's own model on its own test data" if _on_test(summary) else None
     caption = f"{BOLD}. Pairs are clients; a worst client has none." if best else None
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(
+        title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
     table.add_column("algorithm", no_wrap=True)
     for column in (
         "accuracy\n%", "NLL", "ECE\npooled", "its\nfloor", "ECE worst\nclient", "its\nfloor", "MB\nsent", "seconds",
