@@ -14,7 +14,8 @@ from lrbpfl.cli.progress import Display
 from lrbpfl.experiments import comparison, config, runner, tracking
 from lrbpfl.experiments.build import build_federation
 from lrbpfl.experiments.store import Run, refuse_existing
-from lrbpfl.reports.tables import footnote, new_clients_table, summary_table
+from lrbpfl.reports.collect import collect
+from lrbpfl.reports.tables import best_of, footnote, new_clients_table, summary_table
 
 
 def run(
@@ -99,7 +100,8 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)
-    console.print(summary_table(summary))
+    best = best_of(collect([out])) if console.is_terminal and len(summary) > 1 else None  # bold is seen nowhere else
+    console.print(summary_table(summary, best))
     if new := new_clients_table(summary):
         console.print(new)
     console.print(footnote(summary), markup=False, highlight=False)

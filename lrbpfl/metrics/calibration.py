@@ -16,8 +16,12 @@ from lrbpfl.metrics.predictions import Floats, Ints
 BINS = 15
 # Random numbers held at once: draws are cut into chunks of about this many, which does not change the stream.
 CHUNK = 2**20
-# Halvings of [0, 1] in `debiased`: past the resolution of a float.
+# Halvings of [0, 1] in a search: past the resolution of a float.
 HALVINGS = 60
+# Standard deviations of noise past which the sign of a bin's gap is taken as known.
+SURE = 3.0
+# From so many clients on, an interval is about clients like them; of fewer, it is about these very ones.
+FEWEST_CLIENTS = 8
 
 
 class Bins(NamedTuple):
@@ -105,32 +109,65 @@ def interval(
     correct: npt.ArrayLike,
     *,
     rng: np.random.Generator,
-    draws: int = 500,
+    clients: npt.ArrayLike | None = None,
+    draws: int = 2000,
     level: float = 0.95,
     bins: int = BINS,
 ) -> tuple[float, float]:
-    """Basic bootstrap interval of the ECE, [2 ECE - q_high, 2 ECE - q_low] cut to [0, 1], over resampled examples.
+    """Interval of the ECE that endless data would show; it covers that at least as often as its level says.
 
-    A resample adds noise to noise, so the quantiles q lie too high by about as much as the ECE itself does; reflecting
-    them takes that bias out. An ECE that a perfectly calibrated model would exceed in more than 1 - level of all draws
-    is no evidence against 0: its interval begins there. Elsewhere intervals cover a little less often than their level.
+    ECE = sum_b |g_b| with g_b = (1 / n) sum_{i in b} (correct_i - p_i), whose noise e is that of examples or, where
+    ``clients`` (n,) tells whose each one is, of clients. Both ends assume the gaps that suit them least: below, noise
+    has added `excess`; above, t is spread such that noise hides as much of it as it can, |a_b| ~ sd(e_b) with the
+    signs of the noise's main direction, and the end is the largest t at which sum_b |t a_b + e_b| is as small as the
+    ECE in (1 - level) / 2 of all draws.
     """
     p, hit = _pair(confidence, correct)
     if not 0.0 < level < 1.0:
         raise ValueError(f"The level of an interval lies between 0 and 1, unlike {level}.")
-    index, gap, n = _index(p, bins), hit - p, len(p)
-    eces = np.empty(draws)
-    for rows in _chunks(draws, n):
-        size = rows.stop - rows.start
-        picks = rng.integers(n, size=(size, n), dtype=np.int32)
-        cells = index[picks] + bins * np.arange(size)[:, None]
-        sums = np.bincount(cells.ravel(), weights=gap[picks].ravel(), minlength=size * bins)
-        eces[rows] = np.abs(sums).reshape(size, bins).sum(axis=1) / n
-    observed = float(np.abs(np.bincount(index, weights=gap)).sum() / n)
-    low, high = np.quantile(eces, [(1.0 - level) / 2.0, (1.0 + level) / 2.0]).tolist()
-    null = np.abs(null_gaps(p, rng=rng, draws=draws, bins=bins)).sum(axis=1) / n
-    begin = 0.0 if observed <= np.quantile(null, level) else 2.0 * observed - high
-    return min(max(begin, 0.0), 1.0), min(max(2.0 * observed - low, 0.0), 1.0)
+    groups = np.arange(len(p)) if clients is None else np.unique(np.asarray(clients), return_inverse=True)[1]
+    sizes = np.bincount(groups).astype(np.float64)
+    if len(sizes) < 2:
+        return 0.0, 1.0  # nothing shows how large the noise is
+    cells = groups * bins + _index(p, bins)
+    sums = np.bincount(cells, weights=hit - p, minlength=len(sizes) * bins).astype(np.float64)
+    gaps, e = noise(sums.reshape(len(sizes), bins), sizes, rng=rng, draws=draws)
+    observed, spread = float(np.abs(gaps).sum()), e.std(axis=0)
+    if not spread.any():
+        return observed, observed
+    low = observed - float(np.quantile(excess(gaps, e), (1.0 + level) / 2.0))
+    along = np.linalg.eigh(e.T @ e)[1][:, -1]  # where most of the noise is
+    thin = np.where(along < 0.0, -spread, spread) / spread.sum()
+    t, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (t + high) / 2.0
+        fits = np.quantile(np.abs(middle * thin + e).sum(axis=1), (1.0 - level) / 2.0) <= observed
+        t, high = (middle, high) if fits else (t, middle)
+    return max(low, 0.0), max(high, observed)
+
+
+def noise(sums: Floats, sizes: Floats, *, rng: np.random.Generator, draws: int) -> tuple[Floats, Floats]:
+    """Gaps (columns,) of all groups together, and draws of their noise (draws, columns).
+
+    ``sums`` (groups, columns) adds up correct - p over each group's examples, ``sizes`` (groups,) counts them. Noise
+    has the covariance of the groups' deviations and, as that is itself estimated, Student's tails.
+    """
+    k, n = len(sizes), sizes.sum()
+    gaps = sums.sum(axis=0) / n
+    apart = (sums - sizes[:, None] * gaps) / n
+    values, vectors = np.linalg.eigh(apart.T @ apart * (k / (k - 1)))
+    root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T  # symmetric, so no sign is left to chance
+    student = np.sqrt(rng.chisquare(k - 1, size=(draws, 1)) / (k - 1))
+    return gaps, rng.standard_normal((draws, len(gaps))) @ root / student
+
+
+def excess(gaps: Floats, e: Floats) -> Floats:
+    """The most by which noise e (draws, bins) may have raised sum_b |gap_b|, draw by draw; (draws,).
+
+    That is |e_b|, as if there were no gap at all, and sign(gap_b) e_b in a bin where the sign of the gap is sure.
+    """
+    sure = np.abs(gaps) > SURE * e.std(axis=0)
+    return np.asarray(np.where(sure, np.sign(gaps) * e, np.abs(e)).sum(axis=1))
 
 
 def _folded(mean: float, sigma: float) -> float:

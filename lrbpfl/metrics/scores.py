@@ -95,7 +95,9 @@ def _pooled(clients: Mapping[int, Predictions], *, seed: int) -> dict[str, float
     confidence = np.concatenate([p.confidence for p in clients.values()])
     correct = np.concatenate([p.correct for p in clients.values()])
     bins = calibration.reliability(confidence, correct)
-    low, high = calibration.interval(confidence, correct, rng=numpy_generator(seed, "interval"))
+    owner = np.repeat(np.arange(len(clients)), [len(p.y) for p in clients.values()])
+    groups = owner if len(clients) >= calibration.FEWEST_CLIENTS else None
+    low, high = calibration.interval(confidence, correct, clients=groups, rng=numpy_generator(seed, "interval"))
     return {
         "ece_pooled": calibration.ece(bins),
         "mce_pooled": calibration.mce(bins),

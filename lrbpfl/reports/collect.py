@@ -46,6 +46,7 @@ class View(TypedDict):
 class Client(TypedDict):
     """One client: its last scores in the record, and what is there of its predictions and ranks."""
 
+    number: int
     name: str
     new_alpha: float | None  # of a new client; those that train have none
     scores: Scores
@@ -153,6 +154,7 @@ def _load(path: Path) -> Result:
     alphas |= {line["client"]: line["new_alpha"] for line in record if "new_alpha" in line}
     clients = [
         Client(
+            number=k,
             name=names.get(k, f"client {k}"),
             new_alpha=alphas.get(k),
             scores=scored.get(k, {}),

@@ -1,21 +1,18 @@
 """One self-contained HTML page about finished runs: opens from a disk, asks nothing of any network."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from lrbpfl.metrics.calibration import BINS
+from lrbpfl.metrics.calibration import BINS, FEWEST_CLIENTS
 from lrbpfl.reports.collect import Result, Scores, differing
+from lrbpfl.reports.winners import BOLD, PAIRED, over_clients
 
-BEST: dict[str, Callable[[Iterable[float]], float]] = {  # which end of a column is the good one
-    "accuracy": max, "nll": min, "brier": min, "ece_pooled": min, "ece_pooled_debiased": min, "ece_mean": min,
-    "ece_worst": min,
-}  # fmt: skip
 DRAWN = (
     "name", "scores", "new", "curves", "pooled", "clients", "worst", "classes", "class_names", "layers", "max_rank",
 )  # fmt: skip
@@ -30,7 +27,9 @@ def render(results: Sequence[Result]) -> str:
         title=_title(results),
         results=results,
         some=results[0],
-        best=_best([result.scores for result in results]),
+        best=_best(results),
+        bold=BOLD,
+        fewest_clients=FEWEST_CLIENTS,
         groups=_groups(results),
         differing=differing(results),
         events=[(result.name, event) for result in results for event in result.events],
@@ -79,23 +78,23 @@ class Group(NamedTuple):
 
     label: str
     rows: list[tuple[int, str, Scores]]  # place among all runs, name, scores
-    best: dict[str, float | None]
+    best: dict[str, set[str]]  # names, by column
 
 
 def _groups(results: Sequence[Result]) -> list[Group]:
     """Of the runs with new clients, the training clients and then each alpha; nothing if there is no such run."""
     runs = [(i, result) for i, result in enumerate(results) if result.new]
-    found = [("training", [(i, result.name, result.scores) for i, result in runs])] if runs else []
+    if not runs:
+        return []
+    trained = [(i, result.name, result.scores) for i, result in runs]
+    found = [Group("training", trained, _best([result for _, result in runs]))]
     for alpha in sorted({alpha for _, result in runs for alpha in result.new}):
         rows = [(i, result.name, result.new[alpha]) for i, result in runs if alpha in result.new]
-        found.append((f"{alpha:g}", rows))
-    return [Group(label, rows, _best([scores for *_, scores in rows])) for label, rows in found]
-
-
-def _best(scores: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The best value of each column that has one; with one row, none is best."""
-    found: dict[str, float | None] = {}
-    for key, better in BEST.items():
-        values = [row[key] for row in scores if row.get(key) is not None]
-        found[key] = better(values) if len(values) > 1 else None
+        found.append(Group(f"{alpha:g}", rows, _best([results[i] for i, *_ in rows], alpha)))
     return found
+
+
+def _best(results: Sequence[Result], alpha: float | None = None) -> dict[str, set[str]]:
+    """The names of the best in each column, by client; none where runs have other clients or other examples."""
+    rows = {result.name: [result] for result in results}
+    return {key: over_clients(rows, key, alpha) for key in PAIRED}

@@ -2,12 +2,14 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lrbpfl.experiments import costs
 from lrbpfl.experiments.cells import cell_folder
+from lrbpfl.experiments.config import Config
 from lrbpfl.experiments.paper import (
     ITEMS,
     ONE_STEP,
@@ -24,6 +26,7 @@ from lrbpfl.experiments.printed import OVERHEAD as PRINTED_OVERHEAD
 from lrbpfl.experiments.runner import read_summary
 from lrbpfl.metrics.calibration import BINS
 from lrbpfl.reports.collect import Result, collect
+from lrbpfl.reports.winners import BOLD, PAIRED, SEEDS, over_clients, over_seeds
 
 MOST_SEEDS = 20  # that a report looks for if it is not told
 DASH = "–"
@@ -37,11 +40,11 @@ class Style(NamedTuple):
     times: float = 1.0
     floor: str | None = None  # the score of a calibrated model with the same confidences
     interval: tuple[str, str] | None = None  # the ends of its 95 % interval
-    larger_is_better: bool | None = False  # None: neither is better
+    judged: bool = True  # whether one can be better than another
 
 
 STYLES = {
-    "accuracy": Style("Accuracy, %", 2, times=100, larger_is_better=True),
+    "accuracy": Style("Accuracy, %", 2, times=100),
     "nll": Style("NLL, nats", 3),
     "ece_pooled": Style(
         "ECE, all clients pooled (floor; 95 % interval of a single seed)",
@@ -52,11 +55,12 @@ STYLES = {
     "ece_pooled_debiased": Style("ECE, all clients pooled, without its bias", 3),
     "mce_pooled": Style("MCE: the largest gap of all bins, however few examples a bin has", 3),
     "ece_worst": Style("ECE of the worst client (floor)", 3, floor="ece_floor_worst"),
-    "rank": Style("Mean rank that clients keep", 2, larger_is_better=None),
+    "rank": Style("Mean rank that clients keep", 2, judged=False),
 }
 
 Cell = Sequence[tuple[Run, Mapping[str, Any]]]  # one row and column: the finished runs, seed by seed, and their scores
 Found = Mapping[tuple[str, str], Cell]  # by row and column
+Load = Callable[[Config], Result]  # a finished run, with its clients
 
 
 def scored(root: Path, run: Run) -> Mapping[str, Any] | None:
@@ -77,6 +81,12 @@ def page(name: str, scale: str, root: Path, most: int | None = None, first: int 
     item, found = ITEMS[name], find(name, scale, root, most, first)
     if not found:
         return None
+
+    @cache
+    def load(config: Config) -> Result:
+        (result,) = collect([cell_folder(root, config)])
+        return result
+
     seeds = _seeds(item, found, first)
     finished = {run.config: scores for cell in found.values() for run, scores in cell}
     hours = sum(scores["seconds"] for scores in finished.values()) / 3600
@@ -88,8 +98,9 @@ def page(name: str, scale: str, root: Path, most: int | None = None, first: int 
         f"{hours:.1f} hours in all. Made by",
         _commands(name, scale, seeds, most, first),
         "Every client's own model after the last round, on its own test data. Over several seeds: mean ± standard "
-        f"deviation. The best of several with all seeds is bold.{printed}",
-        *(_score_table(item, i, found) for i in range(len(item.scores))),
+        f"deviation. {BOLD}; only rows with all seeds are compared. Pairs are seeds if there are {SEEDS} or more, and "
+        f"otherwise clients (a worst client, a largest gap and a debiased ECE have none).{printed}",
+        *(_score_table(item, i, found, load) for i in range(len(item.scores))),
     ]
     if item.bins:
         parts.append(_bins_table(item, one_list(results(name, scale, root, first)), first))
@@ -161,22 +172,22 @@ def one_list(panels: Mapping[str, Sequence[Result]]) -> list[Result]:
     ]
 
 
-def _score_table(item: Item, place: int, found: Found) -> str:
+def _score_table(item: Item, place: int, found: Found, load: Load) -> str:
     key, printed = item.scores[place]
     style = STYLES[key]
     columns = [column for column in item.columns if any((row.name, column.name) in found for row in item.rows)]
-    means = {spot: _mean(cell, key) for spot, cell in found.items()}
+    most, won = {}, {}
+    for column in columns:
+        rivals = {row.name: found.get((row.name, column.name), ()) for row in item.rows}
+        most[column.name] = max(map(len, rivals.values()))
+        complete = {name: cell for name, cell in rivals.items() if len(cell) == most[column.name]}
+        won[column.name] = _won(complete, key, column.new_alpha, load) if style.judged else set()
     lines = []
     for row in item.rows:
         cells: list[str] = []
         for column in columns:
-            spot, rivals = (row.name, column.name), [(other.name, column.name) for other in item.rows]
-            most = max(len(found.get(rival, ())) for rival in rivals)
-            complete = {rival: means[rival] for rival in rivals if len(found.get(rival, ())) == most}
-            shown = _shown(found.get(spot, ()), key, style, most)
-            best = _best(complete.values(), style)
-            won = best is not None and complete.get(spot) == best
-            cells.append(f"**{shown}**" if won else shown)
+            shown = _shown(found.get((row.name, column.name), ()), key, style, most[column.name])
+            cells.append(f"**{shown}**" if row.name in won[column.name] else shown)
             if printed:
                 values = dict(zip((c.name for c in item.columns), printed.get(row.name, ()), strict=False))
                 cells.append(f"{values[column.name]:g}" if column.name in values else DASH)
@@ -190,12 +201,17 @@ def _mean(cell: Cell, key: str) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _best(means: Iterable[float | None], style: Style) -> float | None:
-    """The best of several means; None where there is but one, or no better and worse."""
-    known = [mean for mean in means if mean is not None]
-    if style.larger_is_better is None or len(known) < 2:
-        return None
-    return max(known) if style.larger_is_better else min(known)
+def _won(cells: Mapping[str, Cell], key: str, alpha: float | None, load: Load) -> set[str]:
+    """The rows of a column that are best, with equally many seeds each."""
+    if len(next(iter(cells.values()))) >= SEEDS:
+        by_seed = {
+            name: {run.seed: scores[key] for run, scores in cell if scores.get(key) is not None}
+            for name, cell in cells.items()
+        }
+        return over_seeds(by_seed, key)
+    if len(cells) < 2 or key not in PAIRED:
+        return set()
+    return over_clients({name: [load(run.config) for run, _ in cell] for name, cell in cells.items()}, key, alpha)
 
 
 def _shown(cell: Cell, key: str, style: Style, most: int) -> str:

@@ -1,30 +1,46 @@
 """Results as tables for the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from lrbpfl.experiments.tuning import Row
+from lrbpfl.reports.collect import Result
+from lrbpfl.reports.winners import BOLD, over_clients
 
 ECES = ("ece_pooled", "ece_pooled_floor", "ece_worst", "ece_floor_worst")
 
+Best = Mapping[str, Collection[str]]  # the names that are best, by score
 
-def summary_table(summary: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One row per algorithm: how right, how sure, and at what cost."""
+
+def best_of(results: Sequence[Result]) -> Best:
+    """Who is best in a comparison's table, client by client."""
+    return {key: over_clients({r.name: [r] for r in results}, key) for key in ("accuracy", "nll", "ece_pooled")}
+
+
+def summary_table(summary: Mapping[str, Mapping[str, Any]], best: Best | None = None) -> Table:
+    """One row per algorithm: how right, how sure, and at what cost; bold, if known, who is best."""
     title = "Every client's own model on its own test data" if _on_test(summary) else None
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    caption = f"{BOLD}. Pairs are clients; a worst client has none." if best else None
+    table = Table(
+        title=title, caption=caption, caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
     table.add_column("algorithm", no_wrap=True)
     for column in (
         "accuracy\n%", "NLL", "ECE\npooled", "its\nfloor", "ECE worst\nclient", "its\nfloor", "MB\nsent", "seconds",
     ):  # fmt: skip
         table.add_column(column, justify="right", no_wrap=True)
+
+    def marked(name: str, key: str, shown: str) -> str:
+        return f"[bold]{shown}[/bold]" if best and name in best.get(key, ()) else shown
+
     for name, s in summary.items():
         table.add_row(
             name,
-            _shown(s, "accuracy", ".2f", times=100),
-            *(_shown(s, key, ".3f") for key in ("nll", *ECES)),
+            marked(name, "accuracy", _shown(s, "accuracy", ".2f", times=100)),
+            *(marked(name, key, _shown(s, key, ".3f")) for key in ("nll", *ECES)),
             f"{(s['bytes_up'] + s['bytes_down']) / 1e6:.1f}",
             f"{s['seconds']:.1f}",
         )

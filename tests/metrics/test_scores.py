@@ -147,10 +147,14 @@ def test_pooling_lowers_the_floor() -> None:
     assert got["ece_floor_mean"] / got["ece_pooled_floor"] == pytest.approx(4.0, rel=0.25)
 
 
-def test_the_interval_is_that_of_the_pool() -> None:
-    clients = federation([60, 90])
+@pytest.mark.parametrize("count", [2, 7, 8, 20])
+def test_the_interval_of_a_pool_is_about_clients_unless_there_are_few(count: int) -> None:
+    clients = federation([60, 90] + [30] * (count - 2))
     p, got = pool(clients.values()), summarise(clients, seed=2)
-    wanted = calibration.interval(p.confidence, p.correct, rng=numpy_generator(2, "interval"))
+    owner = np.repeat(list(clients), [len(own.y) for own in clients.values()])
+    wanted = calibration.interval(
+        p.confidence, p.correct, clients=owner if count >= 8 else None, rng=numpy_generator(2, "interval")
+    )
     assert (got["ece_pooled_low"], got["ece_pooled_high"]) == wanted
 
 

@@ -34,16 +34,17 @@ def write_run(
     class_names: Sequence[str] | None = None,
     layers: Sequence[str] = (),
     federation: dict[str, Any] | None = None,
+    skill: float = 3.0,
 ) -> Path:
     """A finished run with random predictions, and two new clients of each alpha in `new`.
 
-    With layers, client k has rank 1 + k % 3 of 3 in each.
+    Runs of one skill predict the same. With layers, client k has rank 1 + k % 3 of 3 in each.
     """
     settings = {"rounds": ROUNDS, "cohort": 2, "evaluate_every": 2, **(federation or {})}
     config = parse({"data": {"clients": clients}, "federation": settings, "algorithm": {"name": algorithm}})
     run = Run.create(path, config)
     alphas = {clients + i: alpha for i, alpha in enumerate(np.repeat(new, 2).tolist())}
-    predictions = {k: _predictions(k, classes, examples) for k in range(clients + len(alphas))}
+    predictions = {k: _predictions(k, classes, examples, skill) for k in range(clients + len(alphas))}
     per_client = {k: scores(p, seed=0, path=(k,)) for k, p in predictions.items()}
 
     def pool(alpha: float | None) -> dict[str, float]:
@@ -88,12 +89,12 @@ def write_run(
     return path
 
 
-def _predictions(k: int, classes: int, examples: int) -> Predictions:
+def _predictions(k: int, classes: int, examples: int, skill: float) -> Predictions:
     """Two sampled models that favour the true class, less so with each client."""
     rng = numpy_generator(0, "predictions", k)
     y = rng.integers(classes, size=examples)
     logits = rng.normal(size=(2, examples, classes))
-    logits[:, np.arange(examples), y] += 3 / (1 + k % 4)
+    logits[:, np.arange(examples), y] += skill / (1 + k % 4)
     return reduce(torch.from_numpy(logits).softmax(-1), torch.from_numpy(y))
 
 

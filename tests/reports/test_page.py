@@ -142,10 +142,7 @@ def test_new_clients_have_a_table_of_the_recorded_numbers(newcomers: Path, opene
     ):
         eces = [f"{100 * own[key]:.2f}" for key in ("ece_pooled", "ece_pooled_floor", "ece_worst", "ece_floor_worst")]
         assert row == [f"{100 * own['accuracy']:.2f}", f"{own['nll']:.3f}", *eces]
-    best = min(json.loads((newcomers.parent / run / "summary.json").read_text())[name]["new"]["0.1"]["nll"]
-               for run, name in (("one", "lr-bpfl"), ("two", "fedavg")))  # fmt: skip
-    assert f"{best:.3f}" in groups[1].locator(".best").all_inner_texts()
-    assert groups[2].locator(".best").count() == 0  # nobody to be better than
+    assert page.locator("#new-clients .best").count() == 0  # the runs have other clients
     page.locator("nav a", has_text="New clients").click()
 
 
@@ -284,6 +281,24 @@ def test_what_is_missing_leaves_a_sentence(tmp_path: Path, opened: Open) -> None
     assert "No round was judged." in page.locator("#learning").inner_text()
     assert "were not kept" in page.locator("#reliability").inner_text()
     assert "–" in page.locator("#summary tbody").inner_text()
+
+
+def test_the_best_are_bold_on_their_own_clients(tmp_path: Path, opened: Open) -> None:
+    skills = {"lr-bpfl": 6.0, "fedavg": 6.0, "local": 1.0}
+    paths = [write_run(tmp_path / a, algorithm=a, clients=12, skill=s, new=(0.1,)) for a, s in skills.items()]
+    page = opened(write_page(paths, tmp_path / "page.html"))
+
+    def bold(rows: str) -> list[list[str]]:
+        return [row.locator(".best").all_inner_texts() for row in page.locator(rows).all()]
+
+    (own,) = json.loads((paths[0] / "summary.json").read_text()).values()
+    first, second, third = bold("#summary tbody tr")
+    means = [f"{100 * own['accuracy']:.2f}", f"{own['nll']:.3f}", f"{own['brier']:.3f}"]
+    assert first == second == means  # runs that predict the same share it
+    assert not set(means) & set(third)
+    assert "Bold: the best, and all" in page.locator("#summary").inner_text()
+    assert bold("#new-clients tbody:nth-of-type(1) tr")[0] == means[:2]
+    assert bold("#new-clients tbody:nth-of-type(2) tr")[2] == []
 
 
 def test_other_conditions_are_told(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Pages about the paper's items: our scores in the right places, printed ones beside them, gaps shown as gaps."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from lrbpfl.experiments import paper
 from lrbpfl.experiments.cells import cell_folder
 from lrbpfl.experiments.paper import Column, Item, Row, Scale, Score, runs
+from lrbpfl.experiments.store import Run
 from lrbpfl.reports.paper import page, scored
 
 Finish = Callable[..., None]
@@ -25,12 +26,15 @@ def finish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Finish:
     monkeypatch.setitem(paper.ITEMS, "toy", Item("Toy", rows, columns, scores))
     monkeypatch.setitem(paper.SCALES, "mini", Scale(5, 2, 3))
 
-    def finish(row: str, seed: int, **scores: Any) -> None:
-        for run in runs("toy", "mini", [seed]):
-            if run.row.name == row:
-                folder = cell_folder(tmp_path, run.config)
-                folder.mkdir(exist_ok=True)
-                (folder / "summary.json").write_text(json.dumps({"fedavg": scores}))
+    def finish(row: str, seed: int, *, clients: Sequence[float] = (), **scores: Any) -> None:
+        """A run with these scores, and with clients of these accuracies."""
+        run = next(run for run in runs("toy", "mini", [seed]) if run.row.name == row)
+        folder = cell_folder(tmp_path, run.config)
+        record = Run.create(folder, run.config).record
+        for k, accuracy in enumerate(clients):
+            own = {"accuracy": accuracy, "examples": 10.0}
+            record({"round": 1, "client": k, "metric": metric, "value": value} for metric, value in own.items())
+        (folder / "summary.json").write_text(json.dumps({"fedavg": scores}))
 
     return finish
 
@@ -55,7 +59,7 @@ def test_a_table_has_means_spreads_floors_and_printed_values(finish: Finish, tmp
     assert rows_of(text, "ECE")["fedavg"] == ["0.200 ± 0.141 (0.020)", "–"]
     first = page("toy", "mini", tmp_path, 1)
     assert first is not None and "report toy --scale mini --seeds 1\n" in first
-    assert rows_of(first, "Accuracy")["fedavg"] == ["50.00", "50", "**25.00**", "40.5"]
+    assert rows_of(first, "Accuracy")["fedavg"] == ["50.00", "50", "25.00", "40.5"]
     assert (
         "5 clients, 2 a round, 3 rounds, rates as printed" in text
         and "Seeds: 0, 1." in text
@@ -71,17 +75,30 @@ def test_a_single_seed_has_its_interval(finish: Finish, tmp_path: Path) -> None:
     assert rows_of(text, "ECE")["slow"] == ["0.100 (0.010; 0.080 to 0.125)", "0.200"]
 
 
-def test_the_best_of_several_is_bold_where_one_is_better(finish: Finish, tmp_path: Path) -> None:
-    finish("fedavg", 0, accuracy=0.5, ece_pooled=0.1, rank=2.0, new={"0.5": {"accuracy": 0.2}}, seconds=1.0)
-    finish("slow", 0, accuracy=0.7, ece_pooled=0.2, rank=1.0, new={"0.5": {"accuracy": 0.1}}, seconds=1.0)
+def test_the_best_over_seeds_is_bold_where_it_is_always_better(finish: Finish, tmp_path: Path) -> None:
+    for seed, (accuracy, slow) in enumerate([(0.5, 0.7), (0.3, 0.52), (0.6, 0.79)]):
+        finish("fedavg", seed, accuracy=accuracy, ece_pooled=0.1, rank=2.0, new={"0.5": {"accuracy": 0.2}}, seconds=1.0)
+        mixed = 0.05 if seed else 0.4
+        finish("slow", seed, accuracy=slow, ece_pooled=mixed, rank=1.0, new={"0.5": {"accuracy": 0.1}}, seconds=1.0)
     text = page("toy", "mini", tmp_path)
     assert text is not None
-    assert rows_of(text, "Accuracy") == {
-        "fedavg": ["50.00", "50", "**20.00**", "40.5"],
-        "slow": ["**70.00**", "–", "10.00", "–"],
-    }
-    assert rows_of(text, "ECE") == {"fedavg": ["**0.100**", "–"], "slow": ["0.200", "–"]}
-    assert rows_of(text, "Mean rank") == {"fedavg": ["2.00", "–"], "slow": ["1.00", "–"]}
+    table = rows_of(text, "Accuracy")
+    assert table["slow"][0] == "**67.00 ± 13.75**" and table["fedavg"][2] == "**20.00 ± 0.00**"
+    assert str(table).count("**") == 4
+    assert "**" not in str(rows_of(text, "ECE"))  # once worse: a mean that is better proves nothing
+    assert rows_of(text, "Mean rank")["slow"] == ["1.00 ± 0.00", "–"]
+    one = page("toy", "mini", tmp_path, 1)
+    assert one is not None and "**" not in one  # these runs recorded no clients
+
+
+def test_of_a_single_seed_clients_decide(finish: Finish, tmp_path: Path) -> None:
+    new = {"0.5": {"accuracy": 0.5}}
+    finish("fedavg", 0, accuracy=0.6, clients=[0.5, 0.6, 0.7], ece_pooled=0.2, new=new, seconds=1.0)
+    finish("slow", 0, accuracy=0.7, clients=[0.59, 0.7, 0.81], ece_pooled=0.1, new=new, seconds=1.0)
+    text = page("toy", "mini", tmp_path)
+    assert text is not None
+    assert [row[0] for row in rows_of(text, "Accuracy").values()] == ["60.00", "**70.00**"]
+    assert "**" not in str(rows_of(text, "ECE"))  # three clients without predictions
 
 
 def test_a_page_names_the_commands_that_make_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -128,7 +145,7 @@ def test_compute_that_depends_on_the_data_is_told_for_each_share(
     monkeypatch.setitem(paper.ITEMS, "toy", Item("Toy", rows, columns, (Score("accuracy"),)))
     for run in runs("toy", "mini", [0]):
         folder = cell_folder(tmp_path, run.config)
-        folder.mkdir()
+        Run.create(folder, run.config)
         (folder / "summary.json").write_text(json.dumps({run.config.algorithm_name: {"accuracy": 0.5, "seconds": 1.0}}))
     text = page("toy", "mini", tmp_path)
     assert text is not None

@@ -37,6 +37,16 @@ def test_every_score_is_there_in_eighty_columns() -> None:
     assert row.split() == ["lr-bpfl:paper", "87.65", "0.432", "0.031", "0.003", "0.127", "0.023", "4.0", "12.3"]
 
 
+def test_the_best_are_bold_and_it_is_said_what_that_means() -> None:
+    console = Console(width=80, force_terminal=True, color_system="standard")
+    with console.capture() as capture:
+        console.print(summary_table({"fedavg": SCORES, "local": SCORES}, {"accuracy": {"local"}, "nll": set()}))
+    own = {name: next(x for x in capture.get().splitlines() if name in x) for name in ("fedavg", "local")}
+    assert "\x1b[1m87.65\x1b[0m" in own["local"] and "\x1b[1m" not in own["fedavg"]
+    assert own["local"].count("\x1b[1m") == 1
+    assert "Bold: the best" in capture.get() and "Bold" not in shown({"fedavg": SCORES, "local": SCORES})
+
+
 def test_a_run_without_scores_shows_dashes() -> None:
     costs = {key: SCORES[key] for key in ("bytes_up", "bytes_down", "seconds", "evaluated")}
     row = next(line for line in shown({"fedavg": costs}).splitlines() if "fedavg" in line)
