@@ -115,7 +115,7 @@ class LRBPFL:
     model_optimiser: OptimiserName = "momentum"  # of W; paper: gradient descent
     class_rows: bool = True  # the mean of a class's row of the last layer: by how far clients moved it; paper: plain
     weights: Weights = "kaiming"  # of W^0; paper: unspecified
-    init_spread: NonNegative = 0.01  # standard deviation of the initial means around the prior's; paper: unspecified
+    init_spread: NonNegative = 0.3  # of the initial means around the prior's, apart by rank; paper: unspecified
     init_std: Positive = 0.15  # standard deviation of a fresh posterior; paper: unspecified
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -137,6 +137,7 @@ class LRBPFL:
             "model_optimiser": "sgd",
             "class_rows": False,
             "init_std": 0.05,
+            "init_spread": 0.01,
             "label_prior": 0.0,
         },
     }

@@ -52,15 +52,17 @@ def prior_mean(places: Layout) -> Tensor:
 
 
 def init(places: Layout, *, spread: float, std: float, rng: Generator) -> Masks:
-    """Fresh posteriors: means N(prior mean, spread^2), standard deviations std.
+    """Fresh posteriors: means around the prior's with this spread, standard deviations std.
 
-    Noise is drawn for closed ranks too, so that rank i starts from the same place whichever others are open.
+    What the ranks of a layer are spread by adds up to nothing over them, so that to first order the mean mask stays 1:
+    with u = (1, ..., 1) / sqrt(r_k), (1 u^T + s A)(1 u^T + s B)^T = 1 1^T + s^2 A B^T where A u = B u = 0. Ranks that
+    began alike would move alike, and make one rank together.
     """
-    noise = [
-        torch.randn(len(kept), size, generator=rng)[kept].flatten()
-        for layer, kept in zip(places.layers.values(), places.kept.values(), strict=True)
-        for size in (layer.outputs, layer.inputs)
-    ]
+    noise = []
+    for name, layer in places.layers.items():
+        for size in (layer.outputs, layer.inputs):
+            rows = torch.randn(len(places.kept[name]), size, generator=rng)[places.kept[name]]
+            noise.append((rows - rows.mean(dim=0)).flatten())
     return gaussian(prior_mean(places) + spread * torch.cat(noise), std)
 
 
