@@ -18,6 +18,7 @@ from lrbpfl.core.descent import Data
 STEPS = (0.0, 1.0, 3.0, 6.0, 10.0)  # times the cautious number
 NOISES = (1 / 6, 1 / 2, 1.0)  # times the cautious size
 CAUTIOUS = (1, 2)  # places of 1 and 1
+VOTERS = 300  # examples that judge, over all clients: more would cost more training data than they tell
 WINDOW = 2  # votes of a client, on average, that count at a time: networks get better, and old votes speak of old ones
 
 Choice = tuple[int, int]  # places in STEPS and NOISES
@@ -26,8 +27,8 @@ Choice = tuple[int, int]  # places in STEPS and NOISES
 class Ballot(NamedTuple):
     """What travels, each (STEPS, NOISES).
 
-    Down: a 1 in `gains` at the candidate in force, a 1 in `examples` at those to be judged; no votes are asked for
-    where there is none. Up: the sums over held-out examples.
+    Down: a 1 in `gains` at the candidate in force, a 1 in `examples` at those to be judged. Up: the sums over held-out
+    examples.
     """
 
     gains: Tensor
@@ -49,16 +50,15 @@ def empty() -> Tally:
     return Tally(*(torch.zeros(len(STEPS), len(NOISES), dtype=torch.float64) for _ in Tally._fields))
 
 
-def asking(choice: Choice, *, votes: bool) -> Ballot:
-    """The ballot that goes down: the choice in force and, while votes are taken, what to judge.
+def asking(choice: Choice) -> Ballot:
+    """The ballot that goes down: the choice in force, and what to judge.
 
     That is all noises at the cautious steps, at the chosen ones, and at those next to them: masks go further one step
     at a time, and nobody tries far ways for nothing.
     """
     ballot = Ballot(*(torch.zeros(len(STEPS), len(NOISES)) for _ in Ballot._fields))
     ballot.gains[choice] = 1.0
-    if votes:
-        ballot.examples[[CAUTIOUS[0], *range(max(choice[0] - 1, 0), min(choice[0] + 2, len(STEPS)))]] = 1.0
+    ballot.examples[[CAUTIOUS[0], *range(max(choice[0] - 1, 0), min(choice[0] + 2, len(STEPS)))]] = 1.0
     return ballot
 
 
@@ -110,13 +110,14 @@ def choose(tally: Tally, num_clients: int) -> Choice:
     return (place // len(NOISES), place % len(NOISES)) if worth.max() > 0 else CAUTIOUS
 
 
-def parts(data: Data, share: float, rng: Generator) -> tuple[Data, Data]:
-    """The data without and with a share held out of every class, as nearly as whole numbers allow; one stays at least.
+def parts(data: Data, share: float, num_clients: int, rng: Generator) -> tuple[Data, Data]:
+    """The data without and with those that judge: a share of every class, as nearly as whole numbers allow.
 
-    From the same generator always the same examples.
+    Never more than the client's part of VOTERS, at least one, and one is left; from the same generator always the same.
     """
     n = len(data.y)
-    held = min(max(round(share * n), 1), n - 1)
+    most = math.ceil(VOTERS / num_clients) if num_clients else n
+    held = min(max(round(share * n), 1), most, n - 1)
     y = data.y.cpu()
     turn = torch.empty(n, dtype=torch.float64)  # when an example's turn comes, its class spread over (0, 1)
     for label in y.unique():

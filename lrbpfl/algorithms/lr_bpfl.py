@@ -5,9 +5,9 @@ paper is silent: a convolution's mask spans (output channel, input channel) and 
 carry no mask; the first gate is fixed at one; a closed gate leaves the KL, and the prior mean follows the rank; a mask
 that is made afresh goes back to the client's own first draw; gates rest while a client makes its own model.
 
-The choice is ours. How far masks move and how noisy they are suits some data and ruins others, so the federation finds
-out: a share of each client's data, kept from W, judges a few candidates (`ballots.py`), and the message carries what
-serves best. Halfway through the rounds the choice is settled, and those data join the training.
+The choice is ours. How far masks move before a client predicts, and how noisy they are, suits some data and ruins
+others, so the federation finds out: a share of each client's data, kept from W, judges a few candidates
+(`ballots.py`), and the message carries what serves best. W always trains under the cautious candidate.
 """
 
 import math
@@ -53,7 +53,6 @@ class Server(NamedTuple):
 
     W: Params
     tally: Tally | None
-    round: Tensor  # (), int64
 
 
 class Message(NamedTuple):
@@ -93,7 +92,7 @@ class LRBPFL:
     """One shared deterministic network W, and a private low-rank Bayesian mask at every client."""
 
     label_prior: NonNegative = 1.0  # what it asks of the task: smooths class frequencies in the likelihood; paper: none
-    calibration: Probability = 0.15  # share of a client's data that judges candidates in the first half; 0: no choice
+    calibration: Probability = 0.15  # share of a client's data that is kept from W and judges candidates; 0: no choice
     mask_steps: Steps = 15  # T_L, steps on (phi, psi) when W arrives, if the federation does not choose more; paper: 20
     noise: Positive = 2.0  # what multiplies a mask's std where W trains and clients predict, likewise; paper: 1
     max_rank: Count = 2  # r_max; paper: 8
@@ -153,7 +152,7 @@ class LRBPFL:
                 f"the model has no layer of the kind that mask_layers = {self.mask_layers!r} asks for: set it to 'all'"
             )
         tally = ballots.empty() if self.calibration else None
-        return Server(W=first_params(task, self.weights, rng), tally=tally, round=torch.tensor(0))
+        return Server(W=first_params(task, self.weights, rng), tally=tally)
 
     def init_client(self, task: Task, rng: Generator) -> Client:
         """All gates open, and a seed of its own."""
@@ -162,11 +161,11 @@ class LRBPFL:
         return Client(gates=gates, seed=torch.randint(2**62, (), generator=rng))
 
     def broadcast(self, task: Task, server: Server, client_id: int) -> Message:
-        """Everybody gets W^t and the choice in force; votes are asked for in the first half of the rounds."""
+        """Everybody gets W^t, the choice in force and what to judge."""
         if server.tally is None:
             return Message(W=server.W, ballot=None)
         choice = ballots.choose(server.tally, task.num_clients)
-        return Message(W=server.W, ballot=ballots.asking(choice, votes=_first_half(task, server)))
+        return Message(W=server.W, ballot=ballots.asking(choice))
 
     def client_update(
         self, task: Task, message: Message, client: Client, data: Data, rng: Generator
@@ -175,7 +174,9 @@ class LRBPFL:
         asked = self._asked(message.ballot, data)
         held = None
         if asked:
-            data, held = ballots.parts(data, self.calibration, generator(int(client.seed), "held out"))
+            data, held = ballots.parts(
+                data, self.calibration, task.num_clients, generator(int(client.seed), "held out")
+            )
         gates = client.gates if asked else self._settled(client.gates)
         site = self._site(task, gates, data)
         W, ballot = message
@@ -209,9 +210,9 @@ class LRBPFL:
         rows = rows_of_classes(task.model, task.num_classes) if self.class_rows else ()
         W = average.mean(server.W, networks(), rows)
         tally = server.tally
-        if tally is not None and _first_half(task, server):
+        if tally is not None:
             tally = ballots.count(tally, votes, task.num_clients)
-        return Server(W=W, tally=tally, round=server.round + 1)
+        return Server(W=W, tally=tally)
 
     def personalise(self, task: Task, message: Message, client: Client, data: Data, rng: Generator) -> Personal:
         """A mask adapted to the final W on all of the client's training data; gates rest, a new client's are open."""
@@ -380,8 +381,3 @@ class LRBPFL:
 
     def _gate_rate(self) -> Rate:
         return Rate("sgd", self.gate_lr if self.ranks == "printed" else 0.0)
-
-
-def _first_half(task: Task, server: Server) -> bool:
-    """Whether votes are taken: in the first half of the rounds, or always if nobody said how many there will be."""
-    return not task.rounds or 2 * int(server.round) < task.rounds

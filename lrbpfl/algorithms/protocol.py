@@ -33,7 +33,6 @@ class Task(NamedTuple):
     label_prior: float | None = None
     public: Tensor | None = None  # unlabelled inputs at the server; empty: none, None: the algorithm's wish
     num_clients: int = 0  # that take part in training, with the ids below it; 0 if nobody said how many
-    rounds: int = 0  # that there will be; 0 if nobody said how many
     class_names: tuple[str, ...] | None = None  # (num_classes,) for readers of results; no algorithm reads them
     pace: float = 1.0  # of this round: multiplies the rate of the network that clients train together (`local`: alone)
 

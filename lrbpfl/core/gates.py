@@ -51,12 +51,13 @@ def penalty(gamma: Tensor) -> Tensor:
 
 
 def weighed(gamma: Tensor, gains: Tensor, price: float) -> Tensor:
-    """gamma_i plus what rank i is worth: the sum of its gains, less their standard error, less a price per example.
+    """Gates after held-out examples have been heard: what each rank is worth joins half of what was heard before.
 
     `gains` (r_max - 1, examples): by how much each example is likelier with rank i, the i-th largest singular value of
-    the mask, than with the ranks before it alone. What is useful rises from round to round and what is not falls, so
-    that how many rounds there were decides nothing.
+    the mask, than with the ranks before it alone. Its worth is their sum, less the standard error of that, less a price
+    for each example. What is old fades, so that the number of rounds decides nothing.
     """
     examples = gains.shape[1]
     error = gains.std(dim=1, unbiased=False) * math.sqrt(examples)
-    return torch.cat([gamma[:1], gamma[1:] + gains.sum(dim=1) - error - price * examples])
+    worth = gains.sum(dim=1) - error - price * examples
+    return torch.cat([gamma[:1], GAMMA + (gamma[1:] - GAMMA) / 2 + worth])

@@ -107,7 +107,6 @@ def federate(
     check_federation(engine.federation)
     if granted(engine.federation) is not engine.federation:
         raise TypeError(f"{type(engine).__name__} runs a federation with open wishes: engines run granted(federation)")
-    task = task._replace(num_clients=len(training), rounds=rounds)  # what the server knows
     first, server = start or (0, algorithm.init_server(task, generator(seed, "server")))
     for t in range(first, rounds):
         began = time.perf_counter()

@@ -58,11 +58,13 @@ class Federation(NamedTuple):
 
 
 def granted(federation: Federation) -> Federation:
-    """The federation as it runs: what its task leaves open is what its algorithm asks for.
+    """The federation as it runs: what its task leaves open is what its algorithm asks for, and all clients take part.
 
     Every engine starts with this; a federation that leaves nothing open comes back as it is.
     """
     wishes = wishes_of(federation.algorithm)
+    if not federation.task.num_clients:
+        federation = federation._replace(task=federation.task._replace(num_clients=len(federation.clients)))
     if federation.task.label_prior is None:
         federation = federation._replace(task=federation.task._replace(label_prior=wishes.label_prior))
     if federation.task.public is None and wishes.public_fraction:
