@@ -112,11 +112,11 @@ def kl_divergence(masks: Masks, prior_mean: Tensor, prior_std: float) -> Tensor:
 
 
 def truncated(Q: Tensor, R: Tensor) -> list[Factors]:
-    """Q R^T kept to its 1, 2, ..., r_k largest singular values: the nearest matrices of each rank.
+    """Q R^T kept to its 1, 2, ... largest singular values, r_k or all there are: the nearest matrices of each rank.
 
     Ranks of a factorisation can be rotated into one another, so none of them has a use of its own; these have.
     """
     (U, upper), (V, lower) = torch.linalg.qr(Q.T), torch.linalg.qr(R.T)
-    left, values, right = torch.linalg.svd(upper @ lower.T)
+    left, values, right = torch.linalg.svd(upper @ lower.T, full_matrices=False)
     Q, R = (U @ left * values).T, (V @ right.T).T
     return [Factors(Q[:r], R[:r]) for r in range(1, len(values) + 1)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from lrbpfl import trees
-from lrbpfl.core.descent import Data, OptimiserName, Rate, batches, descend, pace
+from lrbpfl.core.descent import Data, OptimiserName, Rate, batches, descend, descent, pace
 from lrbpfl.core.network import Params, forward
 from lrbpfl.rng import generator
 
@@ -141,6 +141,38 @@ def test_the_same_bits_as_training_a_module(
         nnf.cross_entropy(unfused(batch.x), batch.y).backward()
         plain.step()
     torch.testing.assert_close(W, {name: p.detach() for name, p in unfused.named_parameters()})
+
+
+def test_a_growing_rate_by_hand() -> None:
+    """Step r of plain SGD on |w - a|^2 / 2 leaves 1 - eta (1 + 0.5 r) of the distance; other groups keep their pace."""
+
+    def F(w: Tensor, v: Tensor, batch: Data) -> Tensor:
+        return bowl(w, batch) + bowl(v, batch)
+
+    rates = Rate("sgd", 0.1, growth=0.5), Rate("sgd", 0.1)
+    (w, v), _ = descend(F, (START, START), [numbered(1)] * 4, rates)
+    torch.testing.assert_close(w, CENTRE + 0.9 * 0.85 * 0.8 * 0.75 * (START - CENTRE))
+    torch.testing.assert_close(v, CENTRE + 0.9**4 * (START - CENTRE))
+
+
+def test_adam_grows_by_the_same_shares() -> None:
+    """Along a slope that never changes, Adam's steps are those of its rate."""
+    found = descent(lambda w, batch: w, (torch.zeros(()),), [None] * 3, (Rate("adam", 0.01, growth=0.5),))
+    places = [w.item() for (w,), _ in found]
+    assert places == [pytest.approx(-0.01 * so_far, abs=1e-7) for so_far in (0, 1, 2.5, 4.5)]
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
+def test_one_way_comes_by_where_shorter_ones_end(optimiser: OptimiserName) -> None:
+    """The point after r steps of a longer descent is that of r steps alone, bit for bit; losses are those before."""
+    steps, rates = [numbered(1)] * 5, (Rate(optimiser, 0.1, growth=0.3),)
+    way = [(w.detach().clone(), loss) for (w,), loss in descent(bowl, (START,), steps, rates)]
+    assert len(way) == 6 and torch.equal(way[0][0], START) and math.isnan(way[0][1])
+    for r in range(1, 6):
+        (w,), mean = descend(bowl, (START,), steps[:r], rates)
+        assert torch.equal(way[r][0], w)
+        assert way[r][1] == bowl(way[r - 1][0], steps[0]).item()
+        assert mean == pytest.approx(sum(loss for _, loss in way[1 : r + 1]) / r)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])

@@ -1,4 +1,4 @@
-"""Gates: their values, their pruning, and that what is closed stays closed."""
+"""Gates: their values, their pruning, what held-out examples make of them, and that what is closed stays closed."""
 
 import math
 
@@ -13,18 +13,15 @@ NO_DATA = Data(x=torch.zeros(0), y=torch.zeros(0))
 
 
 def test_initial_values() -> None:
-    gamma = gating.init(4, 3.5)
+    gamma = gating.init(4)
     assert gating.gates(gamma).tolist() == [1.0, *[pytest.approx(1 / (1 + math.exp(-3.5)))] * 3]
     assert gating.gates(gamma)[1].item() == pytest.approx(0.9707, abs=5e-5)
-
-
-def test_one_rank_is_the_first() -> None:
-    assert gating.gates(gating.init(1, 3.5)).tolist() == [1.0]
+    assert gating.gates(gating.init(1)).tolist() == [1.0]
 
 
 @pytest.mark.parametrize("off", [-1e-4, 1e-4])
 def test_the_threshold_is_log_19(off: float) -> None:
-    gamma = gating.prune(torch.tensor([math.inf, math.log(19) + off]), 0.95)
+    gamma = gating.prune(torch.tensor([math.inf, math.log(19) + off]))
     assert gating.rank(gamma) == (2 if off > 0 else 1)
     assert gating.gates(gamma)[1].item() == (pytest.approx(0.95, abs=1e-4) if off > 0 else 0.0)
 
@@ -36,7 +33,7 @@ def test_a_gate_at_the_threshold_stays() -> None:
 def test_pruning_leaves_open_gates_and_its_argument_alone() -> None:
     gamma = torch.tensor([math.inf, 3.5, 1.0, 7.25, -math.inf])
     before = gamma.clone()
-    assert gating.prune(gamma, 0.95).tolist() == [math.inf, 3.5, -math.inf, 7.25, -math.inf]
+    assert gating.prune(gamma).tolist() == [math.inf, 3.5, -math.inf, 7.25, -math.inf]
     assert torch.equal(gamma, before)
 
 
@@ -84,3 +81,25 @@ def test_the_ends_survive_training(optimiser: OptimiserName) -> None:
     assert len(gradients) == 25 and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
     assert after[[0, 2, 3]].tolist() == [math.inf, -math.inf, -math.inf]
     assert math.isfinite(after[1]) and after[1] < 3.5
+
+
+def test_a_rank_is_worth_its_gains_less_their_error_and_its_price() -> None:
+    """Gains of 1, 2, 3, 6: 12 in all, a standard deviation of sqrt(3.5), so an error of sqrt(4 * 3.5)."""
+    gamma = torch.tensor([math.inf, 3.5, 0.5, 1.0, -math.inf])
+    gains = torch.tensor([[1.0, 2.0, 3.0, 6.0], [2.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0], [9.0, 9.0, 9.0, 9.0]])
+    before = gamma.clone()
+    after = gating.weighed(gamma, gains, price=0.25)
+    expected = [math.inf, 3.5 + 12 - math.sqrt(14) - 1, 0.5 + 8 - 1, 1.0 - 1, -math.inf]
+    assert after.tolist() == [pytest.approx(value) for value in expected]
+    assert torch.equal(gamma, before)
+
+
+def test_rounds_open_what_is_useful_and_close_what_is_not_and_a_closed_rank_may_come_back() -> None:
+    useful, useless = torch.full((1, 10), 0.1), torch.zeros(1, 10)
+    gamma = gating.init(3)
+    for _ in range(20):
+        gamma = gating.weighed(gamma, torch.cat([useful, useless]), price=0.1 / 4)
+    assert gating.is_open(gating.prune(gamma)).tolist() == [True, True, False]
+    for _ in range(20):
+        gamma = gating.weighed(gamma, torch.cat([useless, useful]), price=0.1 / 4)
+    assert gating.is_open(gating.prune(gamma)).tolist() == [True, True, True]

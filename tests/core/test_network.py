@@ -5,89 +5,33 @@ import torch
 from torch import Tensor, nn
 
 from lrbpfl import trees
-from lrbpfl.core import masks as masking
-from lrbpfl.core.network import (
-    Layer,
-    check,
-    embedding,
-    forward,
-    head,
-    init_params,
-    inputs,
-    maskable,
-    parted,
-    rows_of_classes,
-)
-from lrbpfl.core.objective import mask_logits
+from lrbpfl.core.network import Layer, check, forward, init_params, inputs, maskable, parted
+from lrbpfl.core.objective import masked_network
 from lrbpfl.errors import BadInput
 from lrbpfl.models import cnn
 from lrbpfl.rng import generator
+from tests.core.networks import Residual, Tied, Transformer, kind
 
 
-class Residual(nn.Module):
-    """A small residual network with group normalisation and a depthwise convolution."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.GroupNorm(2, 8)
-        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = x + self.depthwise(torch.relu(self.norm(x)))
-        logits: Tensor = self.head(x.mean((2, 3)))
-        return logits
-
-
-class Transformer(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.embed = nn.Linear(3, 8)
-        self.encoder = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, dropout=dropout, batch_first=True)
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.encoder(self.embed(x)).mean(1))
-        return logits
-
-
-class Tied(nn.Module):
-    """One weight under two names, and one module used twice."""
+class Recurrent(nn.Module):
+    """Its LSTM keeps a second list of its weights, beside the parameters."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.b.weight = self.a.weight
-        self.again = self.a
+        self.lstm, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.again(self.b(self.a(x)))
+        logits: Tensor = self.head(self.lstm(x)[0][:, -1])
         return logits
-
-
-def kind(value: object) -> str:
-    return type(value).__name__ if isinstance(value, nn.Module) else ""
 
 
 def test_layers_of_the_cnn() -> None:
-    assert maskable(cnn(10)) == {
-        "conv1.weight": Layer(32, 3),
-        "conv2.weight": Layer(64, 32),
-        "conv3.weight": Layer(128, 64),
-        "fc1.weight": Layer(512, 2048),
-        "fc2.weight": Layer(256, 512),
-        "fc3.weight": Layer(10, 256),
-    }
-
-
-def test_layers_of_a_residual_network() -> None:
-    assert maskable(Residual()) == {
-        "stem.weight": Layer(8, 3),
-        "depthwise.weight": Layer(8, 8, groups=8),
-        "head.weight": Layer(5, 8),
-    }
+    convolutions = {"conv1.weight": Layer(32, 3), "conv2.weight": Layer(64, 32), "conv3.weight": Layer(128, 64)}
+    dense = {"fc1.weight": Layer(512, 2048), "fc2.weight": Layer(256, 512), "fc3.weight": Layer(10, 256)}
+    assert maskable(cnn(10)) == convolutions | dense
+    assert maskable(cnn(10), "conv") == convolutions
+    assert maskable(cnn(10), "dense") == maskable(cnn(10), "auto") == dense
+    assert maskable(nn.Conv1d(3, 2, 1), "auto") == {"weight": Layer(2, 3)}
 
 
 def test_layers_of_a_transformer() -> None:
@@ -100,15 +44,9 @@ def test_layers_of_a_transformer() -> None:
     }
 
 
-def test_tied_weights_take_one_mask() -> None:
+def test_groups_are_noticed_shared_weights_take_one_mask_and_computed_ones_none() -> None:
+    assert maskable(Residual())["depthwise.weight"] == Layer(8, 8, groups=8)
     assert maskable(Tied()) == {"a.weight": Layer(4, 4)}
-
-
-def test_a_bare_layer_is_a_model() -> None:
-    assert maskable(nn.Linear(3, 2)) == {"weight": Layer(2, 3)}
-
-
-def test_computed_weights_are_left_alone() -> None:
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))
     assert maskable(nn.Sequential(normed, nn.Linear(4, 2))) == {"1.weight": Layer(2, 4)}
 
@@ -117,16 +55,15 @@ def test_computed_weights_are_left_alone() -> None:
     ("model", "shape"), [(Residual(), (2, 3, 6, 6)), (Transformer(), (2, 7, 3)), (Tied(), (2, 4))], ids=kind
 )
 def test_every_layer_feels_its_mask(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Halving the mean of one layer's factors changes the logits, and only this layer's mask can do it."""
+    """Halving one layer's factors Q changes the logits as halving its weight does."""
     W, x = init_params(model, generator(0, "W"), "kaiming"), torch.randn(shape, generator=generator(0, "x"))
-    gates = {name: torch.full((1,), torch.inf) for name in maskable(model)}
-    masks = masking.init(maskable(model), gates, spread=0.0, std=1e-8, rng=generator(0))
-    noise = masking.draw(masks, 1, generator(0, "noise"))
-    plain = mask_logits(model, W, masks, gates, noise, x)
+    network = masked_network(model, maskable(model), {name: torch.tensor([torch.inf]) for name in maskable(model)})
+    places, ones = network.places, torch.ones(1, sum(network.places.sizes))
+    plain = network.logits(W, ones, network.before(W, x))
     torch.testing.assert_close(plain[0], forward(model, W, x))
-    for name, mask in masks.items():
-        halved = masks | {name: mask._replace(Q=mask.Q._replace(mean=mask.Q.mean / 2))}
-        other = mask_logits(model, W, halved, gates, noise, x)
+    for at, name in enumerate(places.layers):
+        halved = [torch.full((size,), 0.5 if i == 2 * at else 1.0) for i, size in enumerate(places.sizes)]  # its Q
+        other = network.logits(W, torch.cat(halved)[None], network.before(W, x))
         assert not torch.allclose(other, plain, atol=1e-4)
         torch.testing.assert_close(other[0], forward(model, W | {name: W[name] / 2}, x))
 
@@ -137,17 +74,14 @@ def with_layer(layer: nn.Module) -> nn.Module:
 
 REFUSED = {
     "batch norm 1d": (nn.BatchNorm1d(4), "BatchNorm1d", "GroupNorm"),
-    "batch norm 2d": (nn.BatchNorm2d(4), "BatchNorm2d", "GroupNorm"),
-    "batch norm 3d": (nn.BatchNorm3d(4), "BatchNorm3d", "LayerNorm"),
     "stateless batch norm": (nn.BatchNorm2d(4, track_running_stats=False), "BatchNorm2d", "GroupNorm"),
     "synchronised batch norm": (nn.SyncBatchNorm(4), "SyncBatchNorm", "GroupNorm"),
     "instance norm with statistics": (nn.InstanceNorm2d(4, track_running_stats=True), "InstanceNorm2d", "GroupNorm"),
     "dropout": (nn.Dropout(0.3), "Dropout", "0.3"),
-    "dropout of channels": (nn.Dropout2d(0.3), "Dropout2d", "set it to 0"),
     "alpha dropout": (nn.AlphaDropout(0.3), "AlphaDropout", "set it to 0"),
     "attention": (nn.MultiheadAttention(4, 2, dropout=0.2), "MultiheadAttention", "0.2"),
     "recurrent": (nn.LSTM(4, 4, num_layers=2, dropout=0.2), "LSTM", "0.2"),
-    "gated": (nn.GRU(4, 4, num_layers=2, dropout=0.2), "GRU", "0.2"),
+    "random slopes": (nn.RReLU(), "RReLU", "replace it"),
 }
 
 
@@ -172,53 +106,32 @@ def test_a_model_without_a_layer_to_mask_is_refused(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    "layer",
+    "model",
     [
-        nn.GroupNorm(2, 4),
-        nn.LayerNorm(4),
-        nn.InstanceNorm2d(4),
-        nn.Dropout(0.0),
-        nn.MultiheadAttention(4, 2),
-        nn.LSTM(4, 4, num_layers=2),
+        cnn(10),
+        Residual(),
+        Transformer(),
+        Tied(),
+        with_layer(nn.InstanceNorm2d(4)),
+        with_layer(nn.Dropout(0.0)),
+        with_layer(nn.LSTM(4, 4, num_layers=2)),
     ],
     ids=kind,
 )
-def test_what_keeps_every_promise_is_accepted(layer: nn.Module) -> None:
-    check(with_layer(layer))
-
-
-@pytest.mark.parametrize("model", [cnn(10), Residual(), Transformer(), Tied()], ids=kind)
-def test_ordinary_models_are_accepted(model: nn.Module) -> None:
+def test_what_keeps_every_promise_is_accepted(model: nn.Module) -> None:
     check(model)
 
 
-def test_forward_uses_the_given_parameters() -> None:
-    model, other, x = Residual(), Residual(), torch.randn(2, 3, 6, 6, generator=generator(0, "x"))
-    W = init_params(model, generator(0, "W"), "kaiming")
-    other.load_state_dict(W)
-    torch.testing.assert_close(forward(model, W, x), other(x))
-    assert not torch.allclose(forward(model, W, x), model(x))
-
-
-class Recurrent(nn.Module):
-    """Its LSTM keeps a second list of its weights, beside the parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.lstm(x)[0][:, -1])
-        return logits
-
-
-def test_forward_reaches_recurrent_weights() -> None:
-    model, other, x = Recurrent(), Recurrent(), torch.randn(2, 5, 3, generator=generator(0, "x"))
+@pytest.mark.parametrize("kind", [Residual, Recurrent])
+def test_forward_uses_the_given_parameters(kind: type[nn.Module]) -> None:
+    """Those of recurrent layers too."""
+    model, other = kind(), kind()
+    x = torch.randn((2, 3, 6, 6) if kind is Residual else (2, 5, 3), generator=generator(0, "x"))
     W = {name: torch.randn(p.shape, generator=generator(0, name)) for name, p in model.named_parameters()}
     own = model(x)
     other.load_state_dict(W)
     torch.testing.assert_close(forward(model, W, x), other(x))
-    assert torch.equal(model(x), own)
+    assert not torch.allclose(forward(model, W, x), own) and torch.equal(model(x), own)
 
 
 def test_forward_follows_shared_weights_and_shared_layers() -> None:
@@ -241,23 +154,16 @@ def test_forward_leaves_module_and_parameters_alone(model: nn.Module, shape: tup
     assert all(W[name] is given[name] for name in given) and trees.equal(W, copy)
 
 
-def test_images_are_scaled() -> None:
+def test_images_are_scaled_and_laid_out_anew_without_another_change() -> None:
     x = torch.tensor([0, 51, 255], dtype=torch.uint8)
-    assert inputs(x).dtype == torch.float32
     torch.testing.assert_close(inputs(x), torch.tensor([-1.0, -0.6, 1.0]))
-    assert inputs(x)[0] == -1 and inputs(x)[2] == 1
+    images = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
+    assert torch.equal(inputs(images), images.float() / 127.5 - 1)
 
 
 def test_other_inputs_stay() -> None:
     for x in (torch.randn(2, 3), torch.randn(2, 3, 4, 4), torch.arange(4), torch.randn(2, dtype=torch.float64)):
         assert trees.equal(inputs(x), x)
-    tokens = torch.arange(4)
-    assert inputs(tokens) is tokens
-
-
-def test_the_layout_in_memory_changes_no_value() -> None:
-    images = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
-    assert torch.equal(inputs(images), images.float() / 127.5 - 1)
 
 
 def test_fresh_parameters_are_decided_by_the_generator() -> None:
@@ -283,11 +189,8 @@ def test_fresh_weights_are_kaiming_and_biases_zero() -> None:
             fan_in = p[0].numel()
             assert p.var().item() == pytest.approx(2 / fan_in, rel=5 * (2 / p.numel()) ** 0.5)
             assert abs(p.mean()) < 4 * (2 / fan_in / p.numel()) ** 0.5
-
-
-def test_a_grouped_convolution_counts_its_own_inputs() -> None:
-    model = nn.Conv2d(64, 640, 3, groups=64)
-    assert init_params(model, generator(0), "kaiming")["weight"].var().item() == pytest.approx(2 / 9, rel=0.1)
+    grouped = init_params(nn.Conv2d(64, 640, 3, groups=64), generator(0), "kaiming")["weight"]
+    assert grouped.var().item() == pytest.approx(2 / 9, rel=0.1)
 
 
 def test_other_parameters_keep_the_templates_values() -> None:
@@ -315,90 +218,6 @@ def test_uniform_weights_and_biases_have_torchs_bounds() -> None:
         assert not torch.equal(W[name], p)
 
 
-def test_the_head_is_the_last_linear_layer() -> None:
-    assert head(cnn(10)) == ("fc3.weight", "fc3.bias")
-    assert head(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Linear(4, 2, bias=False), nn.ReLU())) == ("1.weight",)
-    assert head(nn.Linear(3, 2)) == ("weight", "bias")
-
-
-def test_the_rows_of_classes_are_those_of_a_last_linear_layer_with_as_many() -> None:
-    assert rows_of_classes(cnn(10), 10) == ("fc3.weight", "fc3.bias")
-    assert rows_of_classes(cnn(10), 9) == ()
-    assert rows_of_classes(nn.Sequential(nn.Linear(3, 4), nn.Conv1d(4, 10, 1)), 10) == ()
-
-
-class Backwards(nn.Module):
-    """Its last layer is defined first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last, self.first = nn.Linear(4, 2), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.last(self.first(x))
-        return logits
-
-
-HEADLESS = {
-    "a convolution": (nn.Sequential(nn.Linear(3, 3), nn.Conv1d(3, 2, 1)), "'1' (Conv1d)"),
-    "shared": (Tied(), "shares"),
-    "computed": (nn.Sequential(nn.Linear(3, 3), nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))), "computes"),
-    "none": (nn.ReLU(), "no Linear"),
-}
-
-
-@pytest.mark.parametrize("case", HEADLESS)
-def test_a_model_whose_last_layer_cannot_be_taken_off_is_refused(case: str) -> None:
-    model, reason = HEADLESS[case]
-    with pytest.raises(BadInput) as caught:
-        head(model)
-    assert reason in str(caught.value)
-
-
-def test_a_last_layer_that_does_not_give_the_logits_is_noticed() -> None:
-    model = Backwards()
-    W = {name: p for name, p in init_params(model, generator(0), "kaiming").items() if name not in head(model)}
-    with pytest.raises(BadInput, match="'first'"):
-        embedding(model, W, torch.randn(5, 4))
-
-
-@pytest.mark.parametrize(
-    ("model", "shape"), [(cnn(10), (2, 3, 32, 32)), (Residual(), (2, 3, 6, 6)), (Transformer(), (2, 7, 3))], ids=kind
-)
-def test_the_embedding_is_the_input_of_the_last_layer(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Seen by a hook of torch, bit for bit."""
-    W, x = init_params(model, generator(0, "W"), "uniform"), torch.randn(shape, generator=generator(0, "x"))
-    weight, bias = head(model)
-    body = {name: p for name, p in W.items() if name not in (weight, bias)}
-    before = trees.tree_map(torch.clone, dict(model.state_dict()))
-    got = embedding(model, body, x)
-    assert trees.equal(dict(model.state_dict()), before)
-    seen: list[Tensor] = []
-    hook = model.get_submodule(weight.removesuffix(".weight")).register_forward_pre_hook(
-        lambda module, args: seen.append(args[0])
-    )
-    logits = forward(model, W, x)
-    hook.remove()
-    assert torch.equal(got, seen[0])
-    torch.testing.assert_close(got @ W[weight].T + W[bias], logits)
-
-
-def test_the_embedding_passes_gradients_on() -> None:
-    model, x = Residual(), torch.randn(2, 3, 6, 6, generator=generator(0, "x"))
-    W = {
-        name: p.requires_grad_()
-        for name, p in init_params(model, generator(0), "kaiming").items()
-        if "head" not in name
-    }
-    embedding(model, W, x).square().sum().backward()
-    assert all(p.grad is not None and bool(p.grad.any()) for p in W.values())
-
-
-def test_the_embedding_of_a_bare_layer_is_its_input() -> None:
-    x = torch.randn(4, 3)
-    assert torch.equal(embedding(nn.Linear(3, 2), {}, x), x)
-
-
 class Own(nn.Sequential):
     """A sequence that computes something else than its layers in turn, and is built in a way of its own."""
 
@@ -410,12 +229,23 @@ class Own(nn.Sequential):
         return out
 
 
-def test_only_a_plain_sequence_is_parted() -> None:
-    plain = nn.Sequential(nn.Conv1d(1, 3, 1), nn.Flatten(), nn.Linear(12, 2))
-    before, after = parted(plain, ["2.weight"])
-    x = torch.randn(5, 1, 4)
-    assert [type(layer) for layer in before.children()] == [nn.Conv1d, nn.Flatten]
-    torch.testing.assert_close(after(before(x)), plain(x))
-    own = Own(3)
-    before, after = parted(own, ["2.weight"])
-    assert after is own and not list(before.children())
+def test_a_plain_sequence_is_parted_before_the_first_layer_asked_for() -> None:
+    inner = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
+    plain, x = nn.Sequential(nn.Conv1d(1, 3, 1), nn.Tanh(), inner, nn.Linear(5, 2)), torch.randn(5, 1, 4)
+    for name, first in {"3.bias": 3, "2.1.weight": 2, "0.weight": 0}.items():
+        before, after = parted(plain, [name, "3.weight"])
+        assert [*before.children(), *after.children()] == list(plain) and len(list(before.children())) == first
+        torch.testing.assert_close(after(before(x)), plain(x))
+        names = [*dict(before.named_parameters()), *dict(after.named_parameters())]
+        assert names == list(dict(plain.named_parameters()))
+
+
+def shared() -> nn.Sequential:
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(layer, nn.Linear(4, 4), layer)
+
+
+@pytest.mark.parametrize(("model", "name"), [(Own(3), "2.weight"), (Residual(), "head.weight"), (shared(), "1.weight")])
+def test_other_models_and_sequences_that_share_a_parameter_are_not(model: nn.Module, name: str) -> None:
+    before, after = parted(model, [name])
+    assert after is model and not list(before.children())

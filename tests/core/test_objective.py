@@ -1,4 +1,4 @@
-"""Likelihoods and the free energy by hand and against torch."""
+"""Masked networks against whole ones, likelihoods and the free energy by hand and against torch."""
 
 import math
 
@@ -8,10 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from lrbpfl.core import masks as masking
-from lrbpfl.core.gaussian import Gaussian
-from lrbpfl.core.masks import Gates, Mask, Masks
 from lrbpfl.core.network import LayerKind, forward, init_params, maskable
-from lrbpfl.core.objective import free_energy, mask_logits, nll, plain_logits, probabilities
+from lrbpfl.core.objective import free_energy, masked_network, nll, plain_logits, probabilities
 from lrbpfl.models import cnn
 from lrbpfl.rng import generator
 
@@ -20,66 +18,20 @@ LOGITS = 3 * torch.randn(SAMPLES, BATCH, CLASSES, generator=generator(0, "logits
 LABELS = torch.randint(CLASSES, (BATCH,), generator=generator(0, "labels"))
 
 
-def test_elbo_is_the_mean_cross_entropy() -> None:
-    expected = torch.stack([nnf.cross_entropy(LOGITS[c], LABELS) for c in range(SAMPLES)]).mean()
-    torch.testing.assert_close(nll(LOGITS, LABELS), expected)
-    torch.testing.assert_close(nll(LOGITS, LABELS, "elbo"), expected)
-
-
-def test_mixture_is_the_cross_entropy_of_the_averaged_probability() -> None:
-    averaged = torch.softmax(LOGITS, dim=-1).mean(0)
-    torch.testing.assert_close(nll(LOGITS, LABELS, "mixture"), nnf.nll_loss(averaged.log(), LABELS))
-
-
-def test_mixture_is_never_above_elbo() -> None:
-    for seed in range(20):
-        logits = 3 * torch.randn(SAMPLES, BATCH, CLASSES, generator=generator(seed, "jensen"))
-        assert nll(logits, LABELS, "mixture") < nll(logits, LABELS, "elbo")
-
-
-def test_one_sample_makes_them_equal() -> None:
-    expected = nnf.cross_entropy(LOGITS[0], LABELS)
-    for likelihood in ("elbo", "mixture"):
-        torch.testing.assert_close(nll(LOGITS[:1], LABELS, likelihood), expected)
+@pytest.mark.parametrize("samples", [1, SAMPLES])
+def test_the_likelihood_is_the_mean_cross_entropy_over_the_masks(samples: int) -> None:
+    expected = torch.stack([nnf.cross_entropy(LOGITS[c], LABELS) for c in range(samples)]).mean()
+    torch.testing.assert_close(nll(LOGITS[:samples], LABELS), expected)
 
 
 def test_improbable_labels_cost_a_finite_amount() -> None:
     logits = torch.tensor([[[0.0, 1e4]], [[0.0, 2e4]]])
-    assert nll(logits, torch.tensor([0]), "elbo").item() == pytest.approx(1.5e4)
-    assert nll(logits, torch.tensor([0]), "mixture").item() == pytest.approx(1e4 + math.log(2))
+    assert nll(logits, torch.tensor([0])).item() == pytest.approx(1.5e4)
 
 
-def case() -> tuple[Masks, Gates]:
-    """Two layers, all posteriors N(1, 1), one of four gates closed: 2 + 1 ranks, (3 + 2) and (2 + 4) numbers each."""
-    layers = maskable(nn.Sequential(nn.Linear(2, 3), nn.Linear(4, 2)))
-    gates = {"0.weight": torch.tensor([math.inf, 0.0]), "1.weight": torch.tensor([math.inf, -math.inf])}
-    return masking.init(layers, {name: torch.zeros(1) for name in layers}, spread=0.0, std=1.0, rng=generator(0)), gates
-
-
-def widened(masks: Masks) -> Masks:
-    return {name: Mask(*(Gaussian(*(part.repeat(1, 2) for part in q)) for q in mask)) for name, mask in masks.items()}
-
-
-@pytest.mark.parametrize(("num_data", "temperature", "gate_penalty"), [(1, 1.0, 0.0), (50, 1.0, 0.1), (20, 0.25, 3.0)])
-def test_the_free_energy_by_hand(num_data: int, temperature: float, gate_penalty: float) -> None:
-    masks, gates = case()
-    masks, prior_std = widened(masks), 0.5
-
-    def kl(prior_mean: float) -> float:  # of N(1, 1) from N(prior_mean, 0.5^2)
-        return math.log(0.5) + (1 + (1 - prior_mean) ** 2) / (2 * 0.25) - 0.5
-
-    total_kl = (3 + 2) * 2 * kl(2**-0.5) + (2 + 4) * 1 * kl(1.0)
-    expected = 1.7 + (temperature * total_kl + gate_penalty * 0.5**2) / num_data
-    got = free_energy(
-        torch.tensor(1.7),
-        masks,
-        gates,
-        prior_std=prior_std,
-        num_data=num_data,
-        temperature=temperature,
-        gate_penalty=gate_penalty,
-    )
-    assert got.shape == () and got.item() == pytest.approx(expected, rel=1e-5)
+def test_the_free_energy_by_hand() -> None:
+    got = free_energy(torch.tensor(1.7), torch.tensor(6.0), temperature=0.25, num_data=20)
+    assert got.item() == pytest.approx(1.7 + 0.25 * 6 / 20)
 
 
 def test_plain_logits_are_one_sample() -> None:
@@ -90,44 +42,42 @@ def test_plain_logits_are_one_sample() -> None:
     torch.testing.assert_close(logits[0], x @ W["weight"].T + W["bias"])
 
 
-def test_mask_logits_scale_images_once() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
-    W = init_params(model, generator(0), "kaiming")
-    gates = {name: torch.full((1,), math.inf) for name in maskable(model)}
-    masks = masking.init(maskable(model), gates, spread=0.1, std=0.1, rng=generator(0))
-    noise = masking.draw(masks, 2, generator(0))
-    images = torch.randint(0, 256, (2, 1, 4, 4), dtype=torch.uint8)
-    scaled = images.float() / 127.5 - 1
-    torch.testing.assert_close(
-        mask_logits(model, W, masks, gates, noise, images), mask_logits(model, W, masks, gates, noise, scaled)
-    )
+class Skip(nn.Module):
+    """No sequence: its convolution's output goes two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.fc = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv1(x)
+        logits: Tensor = self.fc((h + torch.relu(h)).mean((2, 3)))
+        return logits
 
 
-@pytest.mark.parametrize(("kind", "passes"), [("dense", 1), ("all", 3)])
-def test_what_comes_before_the_first_mask_is_computed_once(kind: LayerKind, passes: int) -> None:
-    """With the same logits and gradients as the whole network under each mask."""
-    model = cnn(3, (1, 8, 8))
+@pytest.mark.parametrize(
+    ("model", "kind", "passes"),
+    [(cnn(3, (1, 8, 8)), "dense", 1), (cnn(3, (1, 8, 8)), "all", 3), (Skip(), "dense", 3), (Skip(), "all", 3)],
+    ids=["what comes before is shared", "nothing comes before", "no sequence", "no sequence, all"],
+)
+def test_before_and_after_are_the_whole_network_under_each_mask(model: nn.Module, kind: LayerKind, passes: int) -> None:
+    """The same logits and gradients of W and masks; what a sequence computes before its first mask is computed once."""
     layers = maskable(model, kind)
     W = {name: w.requires_grad_() for name, w in init_params(model, generator(0), "kaiming").items()}
-    gates = {name: torch.tensor([math.inf, 0.5]) for name in layers}
-    masks = masking.init(layers, gates, spread=0.1, std=0.3, rng=generator(1))
-    noise = masking.draw(masks, 3, generator(2))
-    x = torch.randn(5, 1, 8, 8, generator=generator(3))
+    network = masked_network(model, layers, {name: torch.tensor([math.inf, 0.5]) for name in layers})
+    draws = masking.init(network.places, spread=0.3, std=0.1, rng=generator(1)).mean
+    draws = torch.stack([draws, draws.flip(0), 1.1 * draws]).requires_grad_()
+    x = torch.randint(0, 256, (5, 1, 8, 8), generator=generator(2), dtype=torch.uint8)
     calls: list[int] = []
     handle = model.get_submodule("conv1").register_forward_pre_hook(lambda module, args: calls.append(1))
-    logits = mask_logits(model, W, masks, gates, noise, x)
-    assert len(calls) == passes
+    logits = network.logits(W, draws, network.before(W, x))
     handle.remove()
-    whole = []
-    for c in range(3):
-        M = {}
-        for name in layers:
-            Q, R = masking.factors(masks[name], gates[name], noise[name])
-            M[name] = masking.matrix(Q[c], R[c])
-        whole.append(forward(model, masking.masked(W, M), x))
-    expected = torch.stack(whole)
+    assert len(calls) == passes
+    scaled = x.float() / 127.5 - 1
+    masks = [masking.masked(W, masking.matrices(drawn, network.places)) for drawn in draws]
+    expected = torch.stack([forward(model, G, scaled) for G in masks])
     torch.testing.assert_close(logits, expected)
-    slopes = (torch.autograd.grad(out.square().sum(), list(W.values())) for out in (logits, expected))
+    slopes = (torch.autograd.grad(out.square().sum(), [*W.values(), draws]) for out in (logits, expected))
     torch.testing.assert_close(*slopes)
 
 
@@ -145,7 +95,6 @@ def test_chunks_change_nothing(chunk: int) -> None:
     assert got.shape == (SAMPLES, BATCH, CLASSES)
     assert max(seen) <= chunk and sum(seen) == BATCH
     torch.testing.assert_close(got, torch.softmax(torch.einsum("nf,sfc->snc", x, weights), dim=-1))
-    torch.testing.assert_close(got.sum(-1), torch.ones(SAMPLES, BATCH))
 
 
 def test_probabilities_carry_no_graph() -> None:
