@@ -85,14 +85,18 @@ def cast(ballot: Ballot, judged: dict[int, Tensor]) -> Ballot:
 
 
 def count(tally: Tally, ballots: Iterable[Ballot], num_clients: int) -> Tally:
-    """The tally after a round: all that was heard fades by the share of the clients that has just spoken."""
+    """The tally after a round: what was heard fades by the share of clients that has just spoken.
+
+    Twice as fast where they were not asked: what was said of another network must not stand for ever.
+    """
     heard, speakers = empty(), 0
     for ballot in ballots:
         fresh = (*ballot, (ballot.examples > 0).to(ballot.examples))
         heard = Tally(*(total + part.double().cpu() for total, part in zip(heard, fresh, strict=True)))
         speakers += 1
     keep = max(1 - speakers / (WINDOW * num_clients), 0.0) if num_clients else 1.0
-    return Tally(*(keep * old + new for old, new in zip(tally, heard, strict=True)))
+    kept = torch.where(heard.votes > 0, keep, keep / 2)
+    return Tally(*(kept * old + new for old, new in zip(tally, heard, strict=True)))
 
 
 def choose(tally: Tally, num_clients: int) -> Choice:

@@ -18,9 +18,9 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
-from lrbpfl import trees
 from lrbpfl.algorithms import average, ballots, evidence
 from lrbpfl.algorithms.ballots import Ballot, Tally
+from lrbpfl.algorithms.masked_site import Site, scales_of
 from lrbpfl.algorithms.protocol import (
     STRICT,
     Count,
@@ -33,15 +33,14 @@ from lrbpfl.algorithms.protocol import (
     Update,
     Wishes,
     first_params,
-    log_label_prior,
 )
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
-from lrbpfl.core.descent import Data, OptimiserName, Rate, batches, descend, descent
+from lrbpfl.core.descent import Data, OptimiserName
 from lrbpfl.core.gaussian import sample, widened
-from lrbpfl.core.masks import Gates, Masks, Scales
+from lrbpfl.core.masks import Gates, Masks
 from lrbpfl.core.network import LayerKind, Params, Weights, maskable, rows_of_classes
-from lrbpfl.core.objective import MaskedNetwork, free_energy, masked_network, nll, probabilities
+from lrbpfl.core.objective import masked_network, probabilities
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
 
@@ -76,15 +75,6 @@ class Personal(NamedTuple):
     masks: Masks  # phi_k, psi_k
     gates: Gates  # gamma_k
     log_prior: Tensor  # (classes,)
-
-
-class Site(NamedTuple):
-    """What stays as it is while a client computes."""
-
-    network: MaskedNetwork
-    prior_mean: Tensor  # of its factors, (n,)
-    log_prior: Tensor  # (classes,)
-    num_data: int  # n_k
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -171,23 +161,22 @@ class LRBPFL:
         self, task: Task, message: Message, client: Client, data: Data, rng: Generator
     ) -> tuple[Message, Client, Info]:
         """Adapt the mask to W^t, then W to the mask; W_k goes up, and a vote where one is asked for; the rest stays."""
-        asked = self._asked(message.ballot, data)
-        held = None
+        (W, ballot), gates = message, client.gates
+        asked = self._asked(ballot, data)
         if asked:
-            data, held = ballots.parts(
-                data, self.calibration, task.num_clients, generator(int(client.seed), "held out")
-            )
-        gates = client.gates if asked else self._settled(client.gates)
-        site = self._site(task, gates, data)
-        W, ballot = message
+            judges = generator(int(client.seed), "judges")  # the same examples in every round
+            data, held = ballots.parts(data, self.calibration, task.num_clients, judges)
+        site = Site.of(self, task, gates, data)
+        start = site.fresh_masks(client.seed)
         if self.update == "joint":
-            W, gates, loss = self._joint(task, site, W, client, gates, data, rng)
+            W, gates, loss = site.joint(W, start, rng)
         else:
-            path = self._path(site, W, client, gates, data, {self.mask_steps, *asked.values()}, rng)
+            path = site.path(W, start, {self.mask_steps, *asked.values()}, rng)
             masks, gates = path[self.mask_steps]
-            W, loss = self._train(task, site, W, widened(masks, self.noise), gates, data, rng)
-            if ballot is not None and held is not None:
-                ballot, gates = self._vote(site, message, {at: path[at][0] for at in path}, gates, asked, held, rng)
+            W, loss = site.trained(W, widened(masks, self.noise), gates, rng)
+            if ballot is not None and asked:
+                reached = {place: path[steps][0] for place, steps in asked.items()}
+                ballot, gates = self._vote(site, message.W, ballot, reached, held, rng)
         if self.ranks == "printed":
             gates = {name: gating.prune(gamma) for name, gamma in gates.items()}  # Eq. (10)
         ranks = [gating.rank(gamma) for gamma in self._settled(gates).values()]
@@ -217,16 +206,15 @@ class LRBPFL:
     def personalise(self, task: Task, message: Message, client: Client, data: Data, rng: Generator) -> Personal:
         """A mask adapted to the final W on all of the client's training data; gates rest, a new client's are open."""
         steps, noise = self._choice(message.ballot)
-        gates = self._settled(client.gates)
-        site = self._site(task, gates, data)
-        masks, _ = self._path(site, message.W, client, gates, data, {steps}, rng, gates_rest=True)[steps]
+        site = Site.of(self, task, self._settled(client.gates), data)
+        masks, gates = site.path(message.W, site.fresh_masks(client.seed), {steps}, rng, gates_rest=True)[steps]
         return Personal(W=message.W, masks=widened(masks, noise), gates=gates, log_prior=site.log_prior)
 
     def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
         """The softmax under each of C masks, (C, n, classes); the same masks for all of x."""
         W, masks, gates, log_prior = personal
         network = masked_network(task.model, maskable(task.model, self.mask_layers), gates)
-        draws, scales = sample(masks, masking.draw(masks, self.predict_samples, rng)), self._scales(gates)
+        draws, scales = sample(masks, masking.draw(masks, self.predict_samples, rng)), scales_of(self, gates)
         return probabilities(lambda x: network.logits(W, draws, network.before(W, x), scales) + log_prior, x)
 
     def _choice(self, ballot: Ballot | None) -> tuple[int, float]:
@@ -247,137 +235,21 @@ class LRBPFL:
         """Gates as held-out examples have left them: those of ranks that were not worth their price are closed."""
         return {name: gating.prune(gamma) for name, gamma in gates.items()} if self.ranks == "evidence" else gates
 
-    def _scales(self, gates: Gates) -> Scales | None:
-        """Lambda of the open ranks where it is trained; elsewhere a gate is open or closed."""
-        if self.ranks != "printed":
-            return None
-        return {name: gating.gates(gamma)[gating.is_open(gamma)] for name, gamma in gates.items()}
-
-    def _site(self, task: Task, gates: Gates, data: Data) -> Site:
-        network = masked_network(task.model, maskable(task.model, self.mask_layers), gates)
-        prior_mean = masking.prior_mean(network.places).to(data.y.device)
-        return Site(network, prior_mean, log_label_prior(task, data.y), num_data=len(data.y))
-
-    def _fresh_masks(self, site: Site, client: Client) -> Masks:
-        """The client's own first draw: rank i begins in the same place whenever W arrives."""
-        rng = generator(int(client.seed), "mask")
-        masks = masking.init(site.network.places, spread=self.init_spread, std=self.init_std, rng=rng)
-        return Masks(*(part.to(site.prior_mean) for part in masks))
-
-    def _path(
-        self,
-        site: Site,
-        W: Params,
-        client: Client,
-        gates: Gates,
-        data: Data,
-        at: set[int],
-        rng: Generator,
-        *,
-        gates_rest: bool = False,
-    ) -> dict[int, tuple[Masks, Gates]]:
-        """Masks and gates after so many steps on the free energy with W fixed: one way serves all numbers of steps."""
-        moving = self.ranks == "printed" and not gates_rest
-
-        def energy(masks: Masks, *rest: Any) -> Tensor:
-            batch = rest[-1]
-            return self._free_energy(site, W, masks, rest[0] if moving else gates, batch.x, batch.y, rng)
-
-        start = self._fresh_masks(site, client)
-        groups = (start, gates) if moving else (start,)
-        rates = (self._mask_rate(), self._gate_rate())[: len(groups)]
-        steps = self._batches(site, W, data, max(at), rng)
-        found: dict[int, tuple[Masks, Gates]] = {}
-        for step, (reached, _) in enumerate(descent(energy, groups, steps, rates)):
-            if step in at:
-                masks, *others = trees.tree_map(lambda leaf: leaf.detach().clone(), reached)
-                found[step] = masks, others[0] if moving else gates
-        return found
-
-    def _train(
-        self, task: Task, site: Site, W: Params, masks: Masks, gates: Gates, data: Data, rng: Generator
-    ) -> tuple[Params, float]:
-        """Steps on W under the adapted mask; the KL and the penalty do not depend on W."""
-        scales, before = self._scales(gates), site.network.before
-        (W,), loss = descend(
-            lambda W, batch: self._nll(site, W, masks, scales, before(W, batch.x), batch.y, rng),
-            (W,),
-            batches(data, self.batch_size, self.model_steps, rng),
-            (Rate(self.model_optimiser, self.model_lr * task.pace),),
-        )
-        return W, loss
-
-    def _joint(
-        self, task: Task, site: Site, W: Params, client: Client, gates: Gates, data: Data, rng: Generator
-    ) -> tuple[Params, Gates, float]:
-        """The ablation: T_L steps on (phi, psi, gamma) and W together."""
-
-        def energy(masks: Masks, gates: Gates, W: Params, batch: Data) -> Tensor:
-            return self._free_energy(site, W, masks, gates, site.network.before(W, batch.x), batch.y, rng)
-
-        (_, gates, W), loss = descend(
-            energy,
-            (self._fresh_masks(site, client), gates, W),
-            batches(data, self.batch_size, self.mask_steps, rng),
-            (self._mask_rate(), self._gate_rate(), Rate(self.model_optimiser, self.model_lr * task.pace)),
-        )
-        return W, gates, loss
-
-    def _batches(self, site: Site, W: Params, data: Data, steps: int, rng: Generator) -> Iterator[Data]:
-        """Batches of what comes before the masks, which no mask changes: computed once if all of it will be seen."""
-        before = torch.no_grad()(site.network.before)
-        if len(data.y) <= steps * self.batch_size:
-            h = torch.cat([before(W, piece) for piece in torch.split(data.x, 500)])
-            return batches(Data(h, data.y), self.batch_size, steps, rng)
-        return (Data(before(W, batch.x), batch.y) for batch in batches(data, self.batch_size, steps, rng))
-
-    def _nll(
-        self, site: Site, W: Params, masks: Masks, scales: Scales | None, h: Tensor, y: Tensor, rng: Generator
-    ) -> Tensor:
-        """-E_q[log p(batch | W o M)] per example, by C sampled masks."""
-        draws = sample(masks, masking.draw(masks, self.samples, rng))
-        return nll(site.network.logits(W, draws, h, scales) + site.log_prior, y)
-
-    def _free_energy(
-        self, site: Site, W: Params, masks: Masks, gates: Gates, h: Tensor, y: Tensor, rng: Generator
-    ) -> Tensor:
-        """F_k(W, phi_k, psi_k, lambda_k) per example, on one batch.  Eq. (8)"""
-        F = self._nll(site, W, masks, self._scales(gates), h, y, rng)
-        if self.temperature:
-            kl = masking.kl_divergence(masks, site.prior_mean, math.sqrt(self.prior_variance))
-            F = free_energy(F, kl, temperature=self.temperature, num_data=site.num_data)
-        if self.ranks == "printed":
-            F = F + self.gate_penalty / site.num_data * torch.stack([*map(gating.penalty, gates.values())]).sum()
-        return F
-
     def _vote(
-        self,
-        site: Site,
-        message: Message,
-        reached: dict[int, Masks],
-        gates: Gates,
-        asked: dict[int, int],
-        held: Data,
-        rng: Generator,
+        self, site: Site, W: Params, ballot: Ballot, reached: dict[int, Masks], held: Data, rng: Generator
     ) -> tuple[Ballot, Gates]:
         """What held-out examples say of masks after so many steps, and of their ranks after the steps in force."""
-        W, ballot = message
-        assert ballot is not None
+        network, log_prior = site.network, site.log_prior
         with torch.no_grad():
-            held = Data(site.network.before(W, held.x), held.y)
-        noise = masking.draw(reached[self.mask_steps], self.predict_samples, rng)
+            held = Data(network.before(W, held.x), held.y)
+        noise = masking.draw(reached[ballots.CAUTIOUS[0]], self.predict_samples, rng)  # the same for all candidates
         sizes = [self.noise * size for size in ballots.NOISES]
         judged = {
-            place: evidence.of_noises(site.network, W, reached[at], sizes, noise, held, site.log_prior)
-            for place, at in asked.items()
+            place: evidence.of_noises(network, W, masks, sizes, noise, held, log_prior)
+            for place, masks in reached.items()
         }
+        gates = site.gates
         if self.ranks == "evidence":
-            masks = reached[self._choice(ballot)[0]]
-            gates = evidence.weighed(site.network, W, masks, gates, held, site.log_prior)
+            masks = reached[ballots.chosen(ballot)[0]]
+            gates = evidence.weighed(network, W, masks, gates, held, log_prior)
         return ballots.cast(ballot, judged), gates
-
-    def _mask_rate(self) -> Rate:
-        return Rate(self.mask_optimiser, self.mask_lr, growth=self.mask_growth)
-
-    def _gate_rate(self) -> Rate:
-        return Rate("sgd", self.gate_lr if self.ranks == "printed" else 0.0)

@@ -1,0 +1,129 @@
+"""A client of LR-BPFL at work: W under its masks, and the steps on either."""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from lrbpfl import trees
+from lrbpfl.algorithms.protocol import Task, log_label_prior
+from lrbpfl.core import gates as gating
+from lrbpfl.core import masks as masking
+from lrbpfl.core.descent import Data, Rate, batches, descend, descent
+from lrbpfl.core.gaussian import sample
+from lrbpfl.core.masks import Gates, Masks, Scales
+from lrbpfl.core.network import Params, maskable
+from lrbpfl.core.objective import MaskedNetwork, free_energy, masked_network, nll
+from lrbpfl.rng import generator
+
+if TYPE_CHECKING:
+    from lrbpfl.algorithms.lr_bpfl import LRBPFL
+
+CHUNK = 500  # examples at a time, where all of them go through the network
+
+
+class Site(NamedTuple):
+    """What stays as it is while a client computes."""
+
+    method: "LRBPFL"
+    task: Task
+    gates: Gates  # gamma_k as they arrive
+    data: Data
+    network: MaskedNetwork
+    prior_mean: Tensor  # of all factors, (n,)
+    log_prior: Tensor  # (classes,)
+
+    @classmethod
+    def of(cls, method: "LRBPFL", task: Task, gates: Gates, data: Data) -> "Site":
+        """The site of a client with these gates and training data."""
+        network = masked_network(task.model, maskable(task.model, method.mask_layers), gates)
+        prior_mean = masking.prior_mean(network.places).to(data.y.device)
+        return cls(method, task, gates, data, network, prior_mean, log_label_prior(task, data.y))
+
+    def fresh_masks(self, seed: Tensor) -> Masks:
+        """The client's own first draw: a rank begins in the same place whenever W arrives."""
+        spread, std = self.method.init_spread, self.method.init_std
+        masks = masking.init(self.network.places, spread=spread, std=std, rng=generator(int(seed), "mask"))
+        return Masks(*(part.to(self.prior_mean) for part in masks))
+
+    def path(
+        self, W: Params, start: Masks, at: set[int], rng: Generator, *, gates_rest: bool = False
+    ) -> dict[int, tuple[Masks, Gates]]:
+        """Masks and gates after so many steps on the free energy with W fixed: one way serves all numbers of steps."""
+        moving = self.method.ranks == "printed" and not gates_rest
+
+        def energy(masks: Masks, *rest: Any) -> Tensor:
+            *gates, batch = rest
+            return self.free_energy(W, masks, gates[0] if moving else self.gates, batch.x, batch.y, rng)
+
+        groups = (start, self.gates) if moving else (start,)
+        steps = self._batches_before(W, max(at), rng)
+        found: dict[int, tuple[Masks, Gates]] = {}
+        for step, (reached, _) in enumerate(descent(energy, groups, steps, self._rates()[: len(groups)])):
+            if step in at:
+                masks, *gates = trees.tree_map(lambda leaf: leaf.detach().clone(), reached)
+                found[step] = masks, gates[0] if moving else self.gates
+        return found
+
+    def trained(self, W: Params, masks: Masks, gates: Gates, rng: Generator) -> tuple[Params, float]:
+        """W and its mean loss after steps under the adapted mask; the KL and the penalty do not depend on W."""
+        scales, before = scales_of(self.method, gates), self.network.before
+        (W,), loss = descend(
+            lambda W, batch: self.nll(W, masks, scales, before(W, batch.x), batch.y, rng),
+            (W,),
+            batches(self.data, self.method.batch_size, self.method.model_steps, rng),
+            self._rates()[2:],
+        )
+        return W, loss
+
+    def joint(self, W: Params, start: Masks, rng: Generator) -> tuple[Params, Gates, float]:
+        """The ablation: T_L steps on (phi, psi, gamma) and W together."""
+
+        def energy(masks: Masks, gates: Gates, W: Params, batch: Data) -> Tensor:
+            return self.free_energy(W, masks, gates, self.network.before(W, batch.x), batch.y, rng)
+
+        steps = batches(self.data, self.method.batch_size, self.method.mask_steps, rng)
+        (_, gates, W), loss = descend(energy, (start, self.gates, W), steps, self._rates())
+        return W, gates, loss
+
+    def nll(self, W: Params, masks: Masks, scales: Scales | None, h: Tensor, y: Tensor, rng: Generator) -> Tensor:
+        """-E_q[log p(batch | W o M)] per example, by C sampled masks, from what comes before them."""
+        draws = sample(masks, masking.draw(masks, self.method.samples, rng))
+        return nll(self.network.logits(W, draws, h, scales) + self.log_prior, y)
+
+    def free_energy(self, W: Params, masks: Masks, gates: Gates, h: Tensor, y: Tensor, rng: Generator) -> Tensor:
+        """F_k(W, phi_k, psi_k, lambda_k) per example, on one batch.  Eq. (8)"""
+        method, num_data = self.method, len(self.data.y)
+        F = self.nll(W, masks, scales_of(method, gates), h, y, rng)
+        if method.temperature:
+            kl = masking.kl_divergence(masks, self.prior_mean, math.sqrt(method.prior_variance))
+            F = free_energy(F, kl, temperature=method.temperature, num_data=num_data)
+        if method.ranks == "printed":
+            F = F + method.gate_penalty / num_data * torch.stack([*map(gating.penalty, gates.values())]).sum()
+        return F
+
+    def _rates(self) -> tuple[Rate, Rate, Rate]:
+        """Of (phi, psi), of gamma and of W."""
+        method = self.method
+        return (
+            Rate(method.mask_optimiser, method.mask_lr, growth=method.mask_growth),
+            Rate("sgd", method.gate_lr if method.ranks == "printed" else 0.0),
+            Rate(method.model_optimiser, method.model_lr * self.task.pace),
+        )
+
+    def _batches_before(self, W: Params, steps: int, rng: Generator) -> Iterator[Data]:
+        """Batches of what comes before the masks, which no mask changes: computed once if all of it will be seen."""
+        before, (x, y), size = torch.no_grad()(self.network.before), self.data, self.method.batch_size
+        if len(y) <= steps * size:
+            h = torch.cat([before(W, piece) for piece in torch.split(x, CHUNK)])
+            return batches(Data(h, y), size, steps, rng)
+        return (Data(before(W, batch.x), batch.y) for batch in batches(self.data, size, steps, rng))
+
+
+def scales_of(method: "LRBPFL", gates: Gates) -> Scales | None:
+    """Lambda of the open ranks where it is trained; elsewhere a gate is open or closed."""
+    if method.ranks != "printed":
+        return None
+    return {name: gating.gates(gamma)[gating.is_open(gamma)] for name, gamma in gates.items()}
