@@ -50,13 +50,18 @@ def empty() -> Tally:
     return Tally(*(torch.zeros(len(STEPS), len(NOISES), dtype=torch.float64) for _ in Tally._fields))
 
 
+def blank() -> Ballot:
+    """A ballot that says nothing."""
+    return Ballot(*(torch.zeros(len(STEPS), len(NOISES)) for _ in Ballot._fields))
+
+
 def asking(choice: Choice) -> Ballot:
     """The ballot that goes down: the choice in force, and what to judge.
 
     That is all noises at the cautious steps, at the chosen ones, and at those next to them: masks go further one step
     at a time, and nobody tries far ways for nothing.
     """
-    ballot = Ballot(*(torch.zeros(len(STEPS), len(NOISES)) for _ in Ballot._fields))
+    ballot = blank()
     ballot.gains[choice] = 1.0
     ballot.examples[[CAUTIOUS[0], *range(max(choice[0] - 1, 0), min(choice[0] + 2, len(STEPS)))]] = 1.0
     return ballot
@@ -73,9 +78,9 @@ def asked(ballot: Ballot) -> list[int]:
     return ballot.examples.any(dim=1).nonzero().flatten().tolist()
 
 
-def cast(ballot: Ballot, judged: dict[int, Tensor]) -> Ballot:
+def cast(judged: dict[int, Tensor]) -> Ballot:
     """The ballot that goes up, from log-likelihoods (NOISES, examples) by places in STEPS, the cautious among them."""
-    up = Ballot(*(torch.zeros_like(part) for part in ballot))
+    up = blank()
     for place, likely in judged.items():
         gains = likely - judged[CAUTIOUS[0]][CAUTIOUS[1]]
         up.gains[place] = gains.sum(dim=1)

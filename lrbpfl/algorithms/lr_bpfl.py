@@ -161,8 +161,9 @@ class LRBPFL:
         self, task: Task, message: Message, client: Client, data: Data, rng: Generator
     ) -> tuple[Message, Client, Info]:
         """Adapt the mask to W^t, then W to the mask; W_k goes up, and a vote where one is asked for; the rest stays."""
-        (W, ballot), gates = message, client.gates
-        asked = self._asked(ballot, data)
+        W, gates = message.W, client.gates
+        ballot = ballots.blank() if message.ballot else None
+        asked = self._asked(message.ballot, data)
         if asked:
             judges = generator(int(client.seed), "judges")  # the same examples in every round
             data, held = ballots.parts(data, self.calibration, task.num_clients, judges)
@@ -174,9 +175,9 @@ class LRBPFL:
             path = site.path(W, start, {self.mask_steps, *asked.values()}, rng)
             masks, gates = path[self.mask_steps]
             W, loss = site.trained(W, widened(masks, self.noise), gates, rng)
-            if ballot is not None and asked:
+            if message.ballot and asked:
                 reached = {place: path[steps][0] for place, steps in asked.items()}
-                ballot, gates = self._vote(site, message.W, ballot, reached, held, rng)
+                ballot, gates = self._vote(site, message, reached, gates, held, rng)
         if self.ranks == "printed":
             gates = {name: gating.prune(gamma) for name, gamma in gates.items()}  # Eq. (10)
         ranks = [gating.rank(gamma) for gamma in self._settled(gates).values()]
@@ -236,10 +237,16 @@ class LRBPFL:
         return {name: gating.prune(gamma) for name, gamma in gates.items()} if self.ranks == "evidence" else gates
 
     def _vote(
-        self, site: Site, W: Params, ballot: Ballot, reached: dict[int, Masks], held: Data, rng: Generator
+        self,
+        site: Site,
+        message: Message,
+        reached: dict[int, Masks],
+        gates: Gates,
+        held: Data,
+        rng: Generator,
     ) -> tuple[Ballot, Gates]:
         """What held-out examples say of masks after so many steps, and of their ranks after the steps in force."""
-        network, log_prior = site.network, site.log_prior
+        (W, ballot), network, log_prior = message, site.network, site.log_prior
         with torch.no_grad():
             held = Data(network.before(W, held.x), held.y)
         noise = masking.draw(reached[ballots.CAUTIOUS[0]], self.predict_samples, rng)  # the same for all candidates
@@ -248,8 +255,7 @@ class LRBPFL:
             place: evidence.of_noises(network, W, masks, sizes, noise, held, log_prior)
             for place, masks in reached.items()
         }
-        gates = site.gates
-        if self.ranks == "evidence":
+        if self.ranks == "evidence" and ballot:
             masks = reached[ballots.chosen(ballot)[0]]
             gates = evidence.weighed(network, W, masks, gates, held, log_prior)
-        return ballots.cast(ballot, judged), gates
+        return ballots.cast(judged), gates

@@ -1,4 +1,4 @@
-"""LR-BPFL: what travels, what stays, how gates close, and what it is without its masks."""
+"""LR-BPFL: what travels, what stays, one step of everything by hand, and what it is without its masks."""
 
 import math
 from dataclasses import asdict
@@ -7,31 +7,30 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 from lrbpfl import trees
+from lrbpfl.algorithms import ballots
 from lrbpfl.algorithms.fedavg import FedAvg
-from lrbpfl.algorithms.lr_bpfl import LRBPFL, Client, examples_per_class
+from lrbpfl.algorithms.lr_bpfl import LRBPFL, Client, Message, Personal
+from lrbpfl.algorithms.protocol import Task
+from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data
 from lrbpfl.core.gates import rank
-from lrbpfl.core.masks import Gates, Masks
-from lrbpfl.core.network import Params, maskable
-from lrbpfl.core.objective import Likelihood
+from lrbpfl.core.masks import Gates
+from lrbpfl.core.network import LayerKind, Params, maskable
+from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
 from tests.algorithms.hand import Run, accuracy, play, start
 from tests.conftest import Toy, blobs
 
 PRINTED = {
     "max_rank": 8,
-    "adaptive_rank": True,
-    "threshold": 0.95,
-    "gate_init": 3.5,
+    "ranks": "printed",
     "gate_penalty": 0.1,
     "prior_variance": 0.1,
-    "mask_mean": 1.0,
     "temperature": 1.0,
-    "likelihood": "elbo",
     "samples": 4,
     "predict_samples": 4,
     "update": "coordinate",
@@ -39,33 +38,27 @@ PRINTED = {
     "model_steps": 1,
     "batch_size": 32,
     "mask_lr": 0.01,
+    "mask_growth": 0.0,
     "gate_lr": 0.001,
     "model_lr": 0.001,
     "mask_optimiser": "sgd",
-    "gate_optimiser": "sgd",
     "model_optimiser": "sgd",
     "mask_layers": "all",
-    "warm_start": False,
-    "server_optimiser": "mean",
-    "server_lr": 1.0,
     "class_rows": False,
     "label_prior": 0.0,
+    "calibration": 0.0,
+    "noise": 1.0,
 }
-UNPRINTED = {
-    "adapt_steps",
-    "adapt_lr",
-    "adapt_holdout",
-    "mask_bias",
-    "weights",
-    "init_spread",
-    "init_std",
-    "init_precision",
-    "model_decay",
-}
+UNPRINTED = {"weights", "init_spread", "init_std"}
+PLAIN = LRBPFL(calibration=0.0, ranks="fixed")
 
 
 def ranks(gates: Gates) -> dict[str, int]:
     return {name: rank(gamma) for name, gamma in gates.items()}
+
+
+def message(run: Run) -> Message:
+    return Message(W=run.server.W, ballot=None)
 
 
 def test_the_paper_preset_is_what_the_paper_prints() -> None:
@@ -74,54 +67,52 @@ def test_the_paper_preset_is_what_the_paper_prints() -> None:
     assert fields.keys() == PRINTED.keys() | UNPRINTED
 
 
-def test_only_the_network_travels(toy: Toy) -> None:
-    algorithm = LRBPFL(max_rank=3)
-    run = start(algorithm, toy)
-    message = algorithm.broadcast(toy.task, run.server, 0)
-    upload, _, _ = algorithm.client_update(toy.task, message, run.clients[0], toy.train[0], generator(0))
+def test_the_network_travels_and_a_ballot_and_nothing_else(toy: Toy) -> None:
     parameters = dict(toy.task.model.named_parameters())
-    assert list(upload) == list(message) == list(parameters)
-    assert trees.count(upload) == trees.count(parameters)
+    for algorithm, more in ((LRBPFL(max_rank=3), 3 * len(ballots.STEPS) * len(ballots.NOISES)), (PLAIN, 0)):
+        run = start(algorithm, toy)
+        down = algorithm.broadcast(toy.task, run.server, 0)
+        up, _, _ = algorithm.client_update(toy.task, down, run.clients[0], toy.train[0], generator(0))
+        assert list(up.W) == list(down.W) == list(parameters)
+        assert trees.count(up) == trees.count(down) == trees.count(parameters) + more
+        assert trees.fault(up, down) is None
 
 
-def test_only_the_gates_stay(toy: Toy) -> None:
+def test_gates_and_a_seed_stay(toy: Toy) -> None:
     algorithm = LRBPFL(max_rank=3)
     run = play(algorithm, toy, start(algorithm, toy), range(1))
+    expected = dict.fromkeys(maskable(toy.task.model), (3,))
     for client in run.clients.values():
-        assert client.masks is None
-        assert {name: tuple(gamma.shape) for name, gamma in client.gates.items()} == dict.fromkeys(
-            maskable(toy.task.model), (3,)
-        )
+        assert {name: tuple(gamma.shape) for name, gamma in client.gates.items()} == expected
+        assert trees.count(client) == 3 * len(expected) + 1
 
 
-def test_masks_start_anew_every_time(toy: Toy) -> None:
-    """The same gates and the same seed give the same result, whatever the client did in between."""
-    algorithm = LRBPFL()
+def test_a_mask_goes_back_to_the_client_s_first_draw(toy: Toy) -> None:
+    """The same start in every round and before prediction, another one at every client, whatever the generator."""
+    algorithm = LRBPFL(mask_steps=0, calibration=0.0)
     run = start(algorithm, toy)
-    args = (toy.task, run.server.W, run.clients[0], toy.train[0])
-    first = algorithm.client_update(*args, generator(0, "one"))
-    personal = algorithm.personalise(*args, generator(0, "two"))
-    play(algorithm, toy, run, range(1))
-    assert trees.equal(algorithm.client_update(*args, generator(0, "one"))[:2], first[:2])
-    assert trees.equal(algorithm.personalise(*args, generator(0, "two")), personal)
+
+    def first(k: int, *path: str) -> Personal:
+        return algorithm.personalise(toy.task, message(run), run.clients[k], toy.train[0], generator(0, *path))
+
+    assert trees.equal(first(0, "one"), first(0, "two"))
+    assert not torch.equal(first(0).masks.mean, first(1).masks.mean)
 
 
 def test_masks_of_a_new_client_begin_at_the_prior(toy: Toy) -> None:
-    algorithm = LRBPFL(max_rank=4, adapt_steps=0, init_spread=0.0, init_std=0.02, init_precision=0.0)
+    algorithm = LRBPFL(max_rank=4, mask_steps=0, init_spread=0.0, init_std=0.02, noise=3.0)
     run = start(algorithm, toy)
-    personal = algorithm.personalise(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
-    for mask in personal.masks.values():
-        for q in mask:
-            assert bool((q.mean == 0.5).all())
-            torch.testing.assert_close(torch.nn.functional.softplus(q.rho), torch.full_like(q.rho, 0.02))
+    personal = algorithm.personalise(toy.task, message(run), run.clients[0], toy.train[0], generator(0))
+    assert bool((personal.masks.mean == 0.5).all())
+    std = nn.functional.softplus(personal.masks.rho)
+    torch.testing.assert_close(std, torch.full_like(std, 0.06))
 
 
-PRUNING = LRBPFL(max_rank=4, gate_lr=6.0, gate_penalty=4.0, mask_steps=5, model_steps=5)
+PRUNING = LRBPFL(max_rank=4, ranks="printed", gate_lr=6.0, gate_penalty=4.0, mask_steps=5, model_steps=5)
 
 
-def test_gates_that_earn_nothing_close_and_stay_closed(toy: Toy) -> None:
-    run = start(PRUNING, toy)
-    history = [run]
+def test_printed_gates_fall_below_the_threshold_and_stay_closed(toy: Toy) -> None:
+    history = [start(PRUNING, toy)]
     for t in range(5):
         history.append(play(PRUNING, toy, history[-1], range(t, t + 1)))
     for k in toy.train:
@@ -131,88 +122,47 @@ def test_gates_that_earn_nothing_close_and_stay_closed(toy: Toy) -> None:
             for before, after in pairwise(gammas):
                 assert bool((after[before == -math.inf] == -math.inf).all())
             assert all(gamma[0] == math.inf for gamma in gammas)
+            assert all(g == -math.inf or torch.sigmoid(g) >= 0.95 for g in gammas[-1])
 
 
-def test_no_gate_below_the_threshold_survives_a_round(toy: Toy) -> None:
-    run = start(PRUNING, toy)
-    for t in range(4):
-        run = play(PRUNING, toy, run, range(t, t + 1))
-        for client in run.clients.values():
-            gammas = torch.cat(list(client.gates.values()))
-            assert all(gamma == -math.inf or torch.sigmoid(gamma) >= 0.95 for gamma in gammas)
-
-
-def test_without_the_penalty_useful_gates_stay(toy: Toy) -> None:
-    """The counterpart: it is the penalty that closes them."""
-    algorithm = LRBPFL(max_rank=4, mask_steps=5, model_steps=5, gate_lr=0.01, gate_penalty=0.0)
-    run = play(algorithm, toy, start(algorithm, toy), range(3))
-    assert all(set(ranks(client.gates).values()) == {4} for client in run.clients.values())
-    assert any(gamma[1] != 3.5 for client in run.clients.values() for gamma in client.gates.values())
-
-
-def test_ranks_fall_where_data_are_few(toy: Toy) -> None:
-    """The same examples, once and fifty times over: the same likelihood, weighed differently against the penalty."""
-    algorithm = LRBPFL(max_rank=4, mask_steps=20, model_steps=0, gate_lr=0.5, gate_penalty=40.0)
-    run = start(algorithm, toy)
-    few = toy.train[0]
-    many = Data(x=few.x.repeat(50, 1), y=few.y.repeat(50))
-    kept = [
-        ranks(algorithm.client_update(toy.task, run.server.W, run.clients[0], data, generator(0))[1].gates)
-        for data in (few, many)
-    ]
-    assert set(kept[0].values()) == {1} and set(kept[1].values()) == {4}
-
-
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [([3] * 7, 7.0), ([0, 0, 0, 2, 2, 2], 3.0), ([0, 1, 2, 5], 1.0), ([0, 0, 0, 1], 4 / (4 * 3**-0.75))],
-)
-def test_examples_per_class(labels: list[int], expected: float) -> None:
-    """Equal classes count whole; for frequencies 3/4 and 1/4, exp(entropy) = (4/3)^(3/4) 4^(1/4) = 4 * 3^(-3/4)."""
-    assert examples_per_class(torch.tensor(labels)) == pytest.approx(expected)
-
-
-def test_a_fresh_mask_is_as_sure_as_its_data_make_it(toy: Toy) -> None:
-    algorithm = LRBPFL(adapt_steps=0, init_std=0.5, init_precision=0.3)
-    run = start(algorithm, toy)
-    for repeats in (1, 4):
-        y = torch.tensor([0, 1]).repeat(10 * repeats)
-        data = Data(x=torch.zeros(len(y), *toy.train[0].x.shape[1:]), y=y)
-        personal = algorithm.personalise(toy.task, run.server.W, run.clients[0], data, generator(0))
-        for mask in personal.masks.values():
-            for q in mask:
-                std = torch.nn.functional.softplus(q.rho)
-                torch.testing.assert_close(std, torch.full_like(std, 1 / math.sqrt(4 + 0.3 * 10 * repeats)))
-
-
-def test_a_gate_step_by_hand(toy: Toy) -> None:
+def test_a_printed_gate_step_by_hand(toy: Toy) -> None:
     """One SGD step under a penalty that outweighs the data: gamma - lr * penalty / n * 2 lambda^2 (1 - lambda)."""
     penalty = 1e4 * len(toy.train[0].y)
-    algorithm = LRBPFL(
-        max_rank=2, mask_steps=1, model_steps=0, mask_optimiser="sgd", mask_lr=0.0, gate_lr=1e-4, gate_penalty=penalty
-    )
+    fields: dict[str, Any] = {"mask_steps": 1, "model_steps": 0, "mask_optimiser": "sgd", "mask_lr": 0.0}
+    algorithm = LRBPFL(ranks="printed", calibration=0.0, gate_lr=1e-4, gate_penalty=penalty, **fields)
     run = start(algorithm, toy)
-    _, client, _ = algorithm.client_update(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
+    _, client, _ = algorithm.client_update(toy.task, message(run), run.clients[0], toy.train[0], generator(0))
     lam = 1 / (1 + math.exp(-3.5))
     for gamma in client.gates.values():
         assert gamma.tolist() == [math.inf, pytest.approx(3.5 - 2 * lam**2 * (1 - lam), abs=2e-4)]
 
 
+@pytest.mark.parametrize("kind", ["printed", "evidence"])
+def test_gates_rest_while_a_client_makes_its_own_model(toy: Toy, kind: Literal["printed", "evidence"]) -> None:
+    """Steps on them would shrink the masks of clients that are seldom drawn, or new, towards 0."""
+    algorithm = LRBPFL(max_rank=4, ranks=kind, gate_lr=6.0, gate_penalty=4.0)
+    run = start(algorithm, toy)
+    down = algorithm.broadcast(toy.task, run.server, 0)
+    personal = algorithm.personalise(toy.task, down, run.clients[0], toy.train[0], generator(0))
+    assert trees.equal(personal.gates, run.clients[0].gates)
+
+
 def test_a_closed_rank_plays_no_part(toy: Toy) -> None:
     """A client with ranks 2 to 4 closed predicts with a mask of rank one, whose prior mean is one."""
-    algorithm = LRBPFL(max_rank=4, adapt_steps=0, init_spread=0.0, init_std=1e-8)
+    algorithm = LRBPFL(max_rank=4, mask_steps=0, init_spread=0.0, init_std=1e-8)
     run = start(algorithm, toy)
     closed = {name: torch.tensor([math.inf, -math.inf, -math.inf, -math.inf]) for name in run.clients[0].gates}
-    client = Client(gates=closed, masks=None)
-    personal = algorithm.personalise(toy.task, run.server.W, client, toy.train[0], generator(0))
+    client = Client(gates=closed, seed=torch.tensor(7))
+    personal = algorithm.personalise(toy.task, message(run), client, toy.train[0], generator(0))
     probs = algorithm.predict(toy.task, personal, toy.test[0].x, generator(0))
     plain = FedAvg().personalise(toy.task, run.server.W, None, toy.train[0], generator(0))
     expected = FedAvg().predict(toy.task, plain, toy.test[0].x, generator(0))
     torch.testing.assert_close(probs, expected.expand_as(probs))
+    assert trees.count(personal.masks) == 2 * sum(l.outputs + l.inputs for l in maskable(toy.task.model).values())
 
 
 def test_a_fixed_rank_never_changes(toy: Toy) -> None:
-    algorithm = LRBPFL(max_rank=3, adaptive_rank=False, gate_lr=1.0, mask_steps=3, model_steps=3)
+    algorithm = LRBPFL(max_rank=3, ranks="fixed", mask_steps=3, model_steps=3)
     run = play(algorithm, toy, start(algorithm, toy), range(2))
     for client in run.clients.values():
         assert all(torch.sigmoid(gamma).tolist() == [1.0] * 3 for gamma in client.gates.values())
@@ -225,11 +175,9 @@ def test_without_masks_it_is_fedavg(toy: Toy, label_prior: float, class_rows: bo
     toy = toy._replace(task=toy.task._replace(label_prior=label_prior))
     n = max(len(data.y) for data in toy.train.values())
     still = LRBPFL(
+        calibration=0.0,
         max_rank=1,
-        samples=1,
         mask_lr=0.0,
-        gate_lr=0.0,
-        adapt_lr=0.0,
         init_spread=0.0,
         init_std=1e-8,
         model_steps=5,
@@ -245,27 +193,11 @@ def test_without_masks_it_is_fedavg(toy: Toy, label_prior: float, class_rows: bo
     assert accuracy(still, toy, ours) == pytest.approx(accuracy(fedavg, toy, Run(theirs.server, theirs.clients)))
 
 
-@pytest.mark.parametrize("update", ["coordinate", "joint"])
-def test_weight_decay_pulls_the_network_to_zero(toy: Toy, update: Literal["coordinate", "joint"]) -> None:
-    """In one plain step, by the rate times the decay times W."""
+def test_the_network_stays_while_the_mask_adapts(toy: Toy) -> None:
     run = start(LRBPFL(), toy)
-    args = (toy.task, run.server.W, run.clients[0], toy.train[0])
-    free, pulled = (
-        LRBPFL(update=update, mask_steps=1, model_steps=1, model_optimiser="sgd", model_lr=0.1, model_decay=decay)
-        for decay in (0.0, 0.5)
-    )
-    W, _, _ = free.client_update(*args, generator(0))
-    expected = trees.tree_map(lambda w, start: w - 0.1 * 0.5 * start, W, run.server.W)
-    torch.testing.assert_close(pulled.client_update(*args, generator(0))[0], expected)
-
-
-def test_the_network_stays_while_the_mask_adapts_and_the_other_way_round(toy: Toy) -> None:
-    run = start(LRBPFL(), toy)
-    args = (toy.task, run.server.W, run.clients[0], toy.train[0])
-    W, client, _ = LRBPFL(model_steps=0).client_update(*args, generator(0))
-    assert trees.equal(W, run.server.W) and not trees.equal(client, run.clients[0])
-    W, client, _ = LRBPFL(mask_steps=0).client_update(*args, generator(0))
-    assert not trees.equal(W, run.server.W) and trees.equal(client, run.clients[0])
+    down = LRBPFL().broadcast(toy.task, run.server, 0)
+    up, client, _ = LRBPFL(model_steps=0).client_update(toy.task, down, run.clients[0], toy.train[0], generator(0))
+    assert trees.equal(up.W, run.server.W) and not trees.equal(client, run.clients[0])
 
 
 def test_the_joint_update_is_another_one_and_learns_too(toy: Toy) -> None:
@@ -273,28 +205,27 @@ def test_the_joint_update_is_another_one_and_learns_too(toy: Toy) -> None:
     begin = start(joint, toy)
     assert trees.equal(begin, start(LRBPFL(), toy))
     one, other = (play(algorithm, toy, begin, range(1)) for algorithm in (joint, LRBPFL()))
-    assert not trees.equal(one.server, other.server)
+    assert not trees.equal(one.server.W, other.server.W)
     end = play(joint, toy, begin, range(6))
     assert accuracy(joint, toy, end) > accuracy(joint, toy, begin) + 0.15
 
 
-def test_the_joint_update_works_for_mask_steps_not_model_steps(toy: Toy) -> None:
-    run = start(LRBPFL(), toy)
-    args = (toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
-    W, client, _ = LRBPFL(update="joint", mask_steps=0, model_steps=9).client_update(*args)
-    assert trees.equal((W, client), (run.server.W, run.clients[0]))
-
-
-def test_the_mixture_likelihood_learns_too(toy: Toy) -> None:
-    mixture = LRBPFL(likelihood="mixture", samples=2)
-    begin = start(mixture, toy)
-    assert accuracy(mixture, toy, play(mixture, toy, begin, range(5))) > accuracy(mixture, toy, begin) + 0.15
+def test_every_group_of_the_joint_update_has_its_own_rate(toy: Toy) -> None:
+    run = start(LRBPFL(ranks="printed"), toy)
+    args = (toy.task, message(run), run.clients[0], toy.train[0])
+    fields: dict[str, Any] = {"update": "joint", "ranks": "printed", "calibration": 0.0}
+    up, client, _ = LRBPFL(gate_lr=0.0, **fields).client_update(*args, generator(0))
+    assert not trees.equal(up.W, run.server.W) and trees.equal(client, run.clients[0])
+    up, client, _ = LRBPFL(model_lr=0.0, gate_lr=0.1, **fields).client_update(*args, generator(0))
+    assert trees.equal(up.W, run.server.W) and not trees.equal(client, run.clients[0])
+    one, other = (LRBPFL(mask_lr=lr, **fields).client_update(*args, generator(0))[0] for lr in (0.0, 0.1))
+    assert not trees.equal(one, other)
 
 
 def test_every_sample_is_another_mask(toy: Toy) -> None:
     algorithm = LRBPFL(predict_samples=5)
     run = start(algorithm, toy)
-    personal = algorithm.personalise(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
+    personal = algorithm.personalise(toy.task, message(run), run.clients[0], toy.train[0], generator(0))
     probs = algorithm.predict(toy.task, personal, toy.test[0].x, generator(0))
     assert len(probs) == 5
     assert all(not torch.allclose(probs[i], probs[j]) for i in range(5) for j in range(i))
@@ -305,19 +236,21 @@ def test_adaptation_fits_the_client(toy: Toy) -> None:
     run = start(LRBPFL(), toy)
 
     def loss(steps: int) -> float:
-        algorithm = LRBPFL(adapt_steps=steps)
-        personal = algorithm.personalise(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
+        algorithm = LRBPFL(mask_steps=steps)
+        personal = algorithm.personalise(toy.task, message(run), run.clients[0], toy.train[0], generator(0))
         probs = algorithm.predict(toy.task, personal, toy.train[0].x, generator(0)).mean(0)
-        return torch.nn.functional.nll_loss(probs.log(), toy.train[0].y).item()
+        return nn.functional.nll_loss(probs.log(), toy.train[0].y).item()
 
     assert loss(40) < 0.8 * loss(0)
 
 
-def test_the_info_tells_the_rank(toy: Toy) -> None:
+def test_the_info_tells_the_rank_and_the_choice(toy: Toy) -> None:
     run = play(PRUNING, toy, start(PRUNING, toy), range(5))
-    _, client, info = PRUNING.client_update(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
+    down = Message(W=run.server.W, ballot=ballots.asking((3, 0)))
+    _, client, info = PRUNING.client_update(toy.task, down, run.clients[0], toy.train[0], generator(0))
     assert info["rank"] == sum(ranks(client.gates).values()) / len(client.gates)
     assert math.isfinite(info["loss"])
+    assert (info["mask_steps"], info["mask_noise"]) == (5 * ballots.STEPS[3], 2.0 * ballots.NOISES[0])
 
 
 def copies(n: int) -> Data:
@@ -326,76 +259,82 @@ def copies(n: int) -> Data:
     return Data(x=example.x.expand(n, -1).clone(), y=example.y.expand(n).clone())
 
 
-def masked_nll(W: Params, masks: Masks, gates: Gates, data: Data) -> Tensor:
+def masked_nll(W: Params, mean: Tensor, gates: Gates | None, r: int, data: Data) -> Tensor:
     """The loss of the toy's network under the mean of its mask, layer by layer, without anything of ours."""
-    x = data.x
+    x, place = data.x, 0
     for layer in ("fc1", "fc2"):
-        Q, R = masks[f"{layer}.weight"]
-        M = Q.mean @ torch.diag(torch.sigmoid(gates[f"{layer}.weight"])) @ R.mean.T
-        x = x @ (W[f"{layer}.weight"] * M).T + W[f"{layer}.bias"]
+        outputs, inputs = W[f"{layer}.weight"].shape
+        Q = mean[place : place + r * outputs].view(r, outputs)
+        R = mean[place + r * outputs : place + r * (outputs + inputs)].view(r, inputs)
+        place += r * (outputs + inputs)
+        scale = torch.ones(r) if gates is None else torch.sigmoid(gates[f"{layer}.weight"])
+        x = x @ (W[f"{layer}.weight"] * (Q.T @ torch.diag(scale) @ R)).T + W[f"{layer}.bias"]
         x = torch.relu(x) if layer == "fc1" else x
-    return torch.nn.functional.cross_entropy(x, data.y)
+    return nn.functional.cross_entropy(x, data.y)
 
 
 def test_a_mask_step_by_hand(toy: Toy) -> None:
     """phi, psi and gamma after one step of gradient descent on Eq. (8), by torch.distributions and autograd."""
     n, lr, gate_lr = 40, 0.3, 0.7
-    fields: dict[str, Any] = {
-        "max_rank": 3,
-        "adapt_lr": lr,
-        "gate_lr": gate_lr,
-        "mask_optimiser": "sgd",
-        "batch_size": 8,
-    }
+    fields: dict[str, Any] = {"max_rank": 3, "mask_lr": lr, "gate_lr": gate_lr, "mask_optimiser": "sgd", "noise": 1.0}
     fields |= {"temperature": 2.5, "prior_variance": 0.04, "gate_penalty": 20.0, "init_spread": 0.2, "init_std": 1e-7}
-    fields["mask_mean"] = 0.8
-    data, run = copies(n), start(LRBPFL(max_rank=3), toy)
-    before, after = (
-        LRBPFL(adapt_steps=steps, **fields).personalise(toy.task, run.server.W, run.clients[0], data, generator(0))
-        for steps in (0, 1)
-    )
+    fields |= {"ranks": "printed", "calibration": 0.0, "batch_size": 8, "model_steps": 0}
+    algorithm, data, run = LRBPFL(mask_steps=1, **fields), copies(n), start(LRBPFL(max_rank=3), toy)
+    client = run.clients[0]
+    before = LRBPFL(mask_steps=0, **fields).personalise(toy.task, message(run), client, data, generator(0))
+    after = algorithm.personalise(toy.task, message(run), client, data, generator(0))
+    _, kept, _ = algorithm.client_update(toy.task, message(run), client, data, generator(0))
     masks, gates = trees.tree_map(lambda p: p.clone().requires_grad_(), (before.masks, before.gates))
-    prior = Normal(math.sqrt(0.8 / 3), math.sqrt(0.04))
-    posteriors = [Normal(q.mean, torch.nn.functional.softplus(q.rho)) for mask in masks.values() for q in mask]
-    kl = sum(kl_divergence(q, prior).sum() for q in posteriors)
+    posterior = Normal(masks.mean, nn.functional.softplus(masks.rho))
+    kl = kl_divergence(posterior, Normal(math.sqrt(1 / 3), math.sqrt(0.04))).sum()
     penalty = sum((torch.sigmoid(gamma[1:]) ** 2).sum() for gamma in gates.values())
-    F = masked_nll(run.server.W, masks, gates, data) + (2.5 * kl + 20.0 * penalty) / n
+    F = masked_nll(run.server.W, masks.mean, gates, 3, data) + (2.5 * kl + 20.0 * penalty) / n
     F.backward()
-    for mask, stepped in zip(masks.values(), after.masks.values(), strict=True):
-        for q, moved in zip(mask, stepped, strict=True):
-            torch.testing.assert_close(moved.mean, (q.mean - lr * q.mean.grad).detach(), rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(moved.rho, (q.rho - lr * q.rho.grad).detach(), rtol=1e-4, atol=1e-5)
-            assert not torch.allclose(moved.mean, q.mean, atol=1e-3) and not torch.allclose(moved.rho, q.rho, atol=1e-3)
-    for gamma, new in zip(gates.values(), after.gates.values(), strict=True):
-        torch.testing.assert_close(new[1:], (gamma - gate_lr * gamma.grad).detach()[1:], rtol=1e-4, atol=1e-5)
-        assert new[0] == math.inf and not torch.allclose(new[1:], gamma[1:], atol=1e-4)
+    for part, stepped in zip(masks, after.masks, strict=True):
+        torch.testing.assert_close(stepped, (part - lr * part.grad).detach(), rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(stepped, part, atol=1e-3)
+    for gamma, new in zip(gates.values(), kept.gates.values(), strict=True):
+        moved = (gamma - gate_lr * gamma.grad).detach()[1:]
+        expected = torch.where(torch.sigmoid(moved) >= 0.95, moved, torch.full_like(moved, -math.inf))
+        torch.testing.assert_close(new[1:], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_network_steps_under_the_adapted_mask(toy: Toy) -> None:
     """W - eta grad_W NLL(W o M) with the mask after its own steps, which are not differentiated through."""
-    still: dict[str, Any] = {"max_rank": 2, "init_spread": 0.0, "init_std": 1e-7, "mask_optimiser": "sgd"}
-    data, run = copies(12), start(LRBPFL(max_rank=2), toy)
-    args = (toy.task, run.server.W, run.clients[0], data, generator(0))
-    personal = LRBPFL(adapt_steps=3, adapt_lr=0.5, **still).personalise(*args)
-    algorithm = LRBPFL(mask_steps=3, mask_lr=0.5, model_steps=1, model_lr=0.1, **still)
-    W, _, info = algorithm.client_update(*args)
+    fields: dict[str, Any] = {"init_spread": 0.0, "init_std": 1e-7, "mask_optimiser": "sgd", "mask_lr": 0.5}
+    algorithm = LRBPFL(
+        mask_steps=3, model_steps=1, model_lr=0.1, calibration=0.0, ranks="fixed", model_optimiser="sgd", **fields
+    )
+    data, run = copies(12), start(algorithm, toy)
+    args = (toy.task, message(run), run.clients[0], data, generator(0))
+    personal = algorithm.personalise(*args)
+    up, _, info = algorithm.client_update(*args)
     expected = trees.tree_map(lambda p: p.clone().requires_grad_(), run.server.W)
-    loss = masked_nll(expected, personal.masks, personal.gates, data)
+    loss = masked_nll(expected, personal.masks.mean, None, 2, data)
     loss.backward()
     assert info["loss"] == pytest.approx(loss.item(), rel=1e-4)
     for name, w in expected.items():
-        torch.testing.assert_close(W[name], (w - 0.1 * w.grad).detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(up.W[name], (w - 0.1 * w.grad).detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_every_group_of_the_joint_update_has_its_own_rate(toy: Toy) -> None:
-    run = start(LRBPFL(), toy)
-    args = (toy.task, run.server.W, run.clients[0], toy.train[0])
-    W, client, _ = LRBPFL(update="joint", gate_lr=0.0).client_update(*args, generator(0))
-    assert not trees.equal(W, run.server.W) and trees.equal(client, run.clients[0])
-    W, client, _ = LRBPFL(update="joint", model_lr=0.0).client_update(*args, generator(0))
-    assert trees.equal(W, run.server.W) and not trees.equal(client, run.clients[0])
-    one, other = (LRBPFL(update="joint", mask_lr=lr).client_update(*args, generator(0))[0] for lr in (0.0, 0.1))
-    assert not trees.equal(one, other)
+def test_what_comes_before_the_masks_is_computed_once_and_changes_nothing(toy: Toy) -> None:
+    """Masks on the last layers of a model: the same mask, whether its inputs are kept or computed batch by batch."""
+    model = nn.Sequential(nn.Conv1d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(30, 4))
+    task = Task(model, num_classes=4, label_prior=0.0)
+    data = Data(x=toy.train[0].x[:, None], y=toy.train[0].y)
+    algorithm = LRBPFL(mask_steps=6, batch_size=len(data.y), mask_optimiser="sgd", calibration=0.0)
+    server = algorithm.init_server(task, generator(0))
+    client = algorithm.init_client(task, generator(0))
+    calls: list[int] = []
+    handle = model[0].register_forward_hook(lambda module, args, out: calls.append(len(args[0])))
+    down = algorithm.broadcast(task, server, 0)
+    kept = algorithm.personalise(task, down, client, data, generator(0, "batches"))
+    assert calls == [len(data.y)]
+    handle.remove()
+    whole = LRBPFL(mask_steps=6, batch_size=len(data.y), mask_optimiser="sgd", calibration=0.0, mask_layers="all")
+    layout = masking.layout(maskable(model, "all"), dict.fromkeys(maskable(model, "all"), torch.tensor([math.inf] * 2)))
+    everywhere = whole.personalise(task, down, whole.init_client(task, generator(0)), data, generator(0, "batches"))
+    assert len(kept.masks.mean) == 2 * 34 and len(everywhere.masks.mean) == sum(layout.sizes)
 
 
 @pytest.mark.parametrize("update", ["coordinate", "joint"])
@@ -403,21 +342,20 @@ def test_the_network_has_its_own_optimiser(toy: Toy, update: Literal["coordinate
     """Adam's first step is as long as its rate, whatever the gradient."""
     algorithm = LRBPFL(update=update, mask_steps=1, model_steps=1, model_optimiser="adam", model_lr=0.03)
     run = start(algorithm, toy)
-    W, _, _ = algorithm.client_update(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
-    steps = torch.cat([(W[name] - w).abs().flatten() for name, w in run.server.W.items()])
+    up, _, _ = algorithm.client_update(toy.task, message(run), run.clients[0], toy.train[0], generator(0))
+    steps = torch.cat([(up.W[name] - w).abs().flatten() for name, w in run.server.W.items()])
     moved = steps[steps > 0]
     assert len(moved) > 0.5 * len(steps)
     assert moved.median().item() == pytest.approx(0.03, rel=1e-3)
 
 
-def test_the_likelihood_counts_from_the_second_sample_on(toy: Toy) -> None:
-    run = start(LRBPFL(), toy)
+@pytest.mark.parametrize(("kind", "expected"), [("auto", [3]), ("all", [0, 3]), ("dense", [3]), ("conv", [0])])
+def test_masks_go_where_they_are_asked_for(kind: LayerKind, expected: list[int]) -> None:
+    model = nn.Sequential(nn.Conv1d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(30, 4))
+    client = LRBPFL(mask_layers=kind).init_client(Task(model, 4), generator(0))
+    assert list(client.gates) == [f"{layer}.weight" for layer in expected]
 
-    def upload(likelihood: Likelihood, samples: int) -> Params:
-        algorithm = LRBPFL(likelihood=likelihood, samples=samples, init_std=0.3, mask_steps=2, model_steps=2)
-        W, _, _ = algorithm.client_update(toy.task, run.server.W, run.clients[0], toy.train[0], generator(0))
-        return W
 
-    torch.testing.assert_close(upload("mixture", 1), upload("elbo", 1))
-    mixture, elbo = upload("mixture", 3), upload("elbo", 3)
-    assert max((mixture[name] - w).abs().max() for name, w in elbo.items()) > 1e-3
+def test_a_model_without_such_a_layer_is_refused(toy: Toy) -> None:
+    with pytest.raises(BadInput, match="no layer of the kind that mask_layers = 'conv'"):
+        LRBPFL(mask_layers="conv").init_server(toy.task, generator(0))
