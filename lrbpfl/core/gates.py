@@ -16,6 +16,7 @@ from torch import Tensor
 
 GAMMA = 3.5  # where gates start; the paper's value
 THRESHOLD = 0.95  # lambda-bar, Eq. (10); the paper's value
+MEMORY = 0.75  # what stays of older evidence
 
 
 def init(max_rank: int, gamma: float = GAMMA) -> Tensor:
@@ -51,7 +52,7 @@ def penalty(gamma: Tensor) -> Tensor:
 
 
 def weighed(gamma: Tensor, gains: Tensor, price: float) -> Tensor:
-    """Gates after held-out examples have been heard: what each rank is worth joins half of what was heard before.
+    """Gates after held-out examples have been heard: what each rank is worth joins most of what was heard before.
 
     `gains` (r_max - 1, examples): by how much each example is likelier with rank i, the i-th largest singular value of
     the mask, than with the ranks before it alone. Its worth is their sum, less the standard error of that, less a price
@@ -60,4 +61,4 @@ def weighed(gamma: Tensor, gains: Tensor, price: float) -> Tensor:
     examples = gains.shape[1]
     error = gains.std(dim=1, unbiased=False) * math.sqrt(examples)
     worth = gains.sum(dim=1) - error - price * examples
-    return torch.cat([gamma[:1], GAMMA + (gamma[1:] - GAMMA) / 2 + worth])
+    return torch.cat([gamma[:1], GAMMA + MEMORY * (gamma[1:] - GAMMA) + worth])

@@ -116,10 +116,6 @@ def footnote(summary: Mapping[str, Mapping[str, Any]]) -> str:
     prior = some.get("label_prior")
     if prior:
         text += f"\nLabel prior: {prior:g} (in examples that all classes share), in every algorithm's likelihood."
-    elif prior is not None and "lr-bpfl" in summary:
-        text += (
-            "\nNo label prior: the default steps of lr-bpfl are too short for that, lr-bpfl:no-prior has longer ones."
-        )
     for how, words in {"client": "a temperature for each client", "all": "one temperature for all clients"}.items():
         if names := [name for name, s in summary.items() if s.get("temper") == how]:
             text += f"\nTempered after training, with {words}: {', '.join(names)}."

@@ -158,7 +158,8 @@ def test_a_closed_rank_plays_no_part(toy: Toy) -> None:
     plain = FedAvg().personalise(toy.task, run.server.W, None, toy.train[0], generator(0))
     expected = FedAvg().predict(toy.task, plain, toy.test[0].x, generator(0))
     torch.testing.assert_close(probs, expected.expand_as(probs))
-    assert trees.count(personal.masks) == 2 * sum(l.outputs + l.inputs for l in maskable(toy.task.model).values())
+    layers = maskable(toy.task.model).values()
+    assert trees.count(personal.masks) == 2 * sum(layer.outputs + layer.inputs for layer in layers)
 
 
 def test_a_fixed_rank_never_changes(toy: Toy) -> None:

@@ -131,7 +131,7 @@ def test_a_client_trains_on_its_training_data_and_is_judged_on_its_test_data() -
 
 
 def test_what_a_client_kept_from_training_is_predicted_at_an_address_of_its_own() -> None:
-    federation = noise(LRBPFL(mask_steps=1, adapt_steps=1), nn.Linear(5, 3), (5,))
+    federation = noise(LRBPFL(mask_steps=1), nn.Linear(5, 3), (5,))
     algorithm, task, clients, seed, *_ = federation
     message, state = algorithm.init_server(task, generator(0)).W, fresh_state(federation, 2)
     evaluated = evaluate_client(federation, message, state, 4, 2)
@@ -193,7 +193,7 @@ def priors(federation: Federation, make: Callable[[Federation], Engine]) -> dict
 
 @pytest.mark.parametrize("make", ENGINES)
 def test_an_algorithm_in_python_has_the_label_prior_it_asks_for(make: Callable[[Federation], Engine]) -> None:
-    quick = LRBPFL(mask_steps=1, model_steps=1, adapt_steps=1)
+    quick = LRBPFL(mask_steps=1, model_steps=1)
     found = priors(open_task(quick), make)
     assert len(found) == 5
     for k, log_prior in found.items():
@@ -205,8 +205,8 @@ def test_an_algorithm_in_python_has_the_label_prior_it_asks_for(make: Callable[[
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
-        (LRBPFL(**{**LRBPFL.PRESETS["paper"], "mask_steps": 1, "adapt_steps": 1}), {}),
-        (LRBPFL(mask_steps=1, model_steps=1, adapt_steps=1), {"label_prior": 0.0}),
+        (LRBPFL(**{**LRBPFL.PRESETS["paper"], "mask_steps": 1}), {}),
+        (LRBPFL(mask_steps=1, model_steps=1), {"label_prior": 0.0}),
         (FedAvg(local_steps=1), {}),
     ],
 )

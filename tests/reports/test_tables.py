@@ -81,12 +81,6 @@ def test_the_footnote_tells_who_is_tempered() -> None:
     assert "Tempered" not in footnote({"fedavg": summary["fedavg"], "old": scores})
 
 
-def test_the_footnote_warns_of_lr_bpfl_without_the_label_prior_that_it_was_tuned_with() -> None:
-    scores = {"evaluated": "each client's own model", "clients": 3, "examples": 30, "label_prior": 0.0}
-    assert "lr-bpfl:no-prior" in footnote({"fedavg": scores, "lr-bpfl": scores})
-    assert "no-prior" not in footnote({"lr-bpfl": {**scores, "label_prior": 0.1}}) + footnote({"lr-bpfl:paper": scores})
-
-
 def test_a_study_shows_changes_above_their_spread_and_ranks_where_there_are_any() -> None:
     base = Row("as it is", SCORES, nll_spread=0.02, nll_change=None, nll_change_spread=None, folders=(), failures=())
     changed = base._replace(label="lr=1", nll_change=-0.0123, nll_change_spread=0.004)
