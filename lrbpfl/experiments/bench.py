@@ -14,9 +14,10 @@ from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data, Rate, descend
-from lrbpfl.core.masks import Gates, Masks
+from lrbpfl.core.gaussian import sample
+from lrbpfl.core.masks import Layout, Masks
 from lrbpfl.core.network import Params, forward, init_params, maskable
-from lrbpfl.core.objective import free_energy, mask_logits, nll
+from lrbpfl.core.objective import free_energy, masked_network, nll
 from lrbpfl.engines.loop import Engine
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.work import ClientData, Federation, keep_memory, one_thread
@@ -71,8 +72,9 @@ def _steps() -> dict[str, Callable[[], object]]:
     rng = generator(0, "bench")
     model = cnn(10)
     W, layers = init_params(model, rng, "kaiming"), maskable(model)
-    gates = {name: gating.init(RANK, 3.5) for name in layers}
-    masks = masking.init(layers, gates, spread=0.1, std=0.05, rng=rng)
+    network = masked_network(model, layers, {name: gating.init(RANK) for name in layers})
+    masks = masking.init(network.places, spread=0.1, std=0.05, rng=rng)
+    prior_mean = masking.prior_mean(network.places)
     batch = Data(torch.randn(BATCH, 3, 32, 32, generator=rng), torch.randint(10, (BATCH,), generator=rng))
     leaves = {name: w.clone().requires_grad_() for name, w in W.items()}
 
@@ -80,28 +82,19 @@ def _steps() -> dict[str, Callable[[], object]]:
         loss = nnf.cross_entropy(logits(), batch.y)
         torch.autograd.grad(loss, list(leaves.values()))
 
-    def mask_step(logits: Callable[[Masks, Gates, Tensor], Tensor]) -> None:
-        def objective(masks: Masks, gates: Gates, batch: Data) -> Tensor:
-            return free_energy(
-                nll(logits(masks, gates, batch.x), batch.y),
-                masks,
-                gates,
-                prior_std=0.3,
-                num_data=300,
-                temperature=1.0,
-                gate_penalty=0.1,
-            )
+    def mask_step(logits: Callable[[Tensor], Tensor]) -> None:
+        def objective(masks: Masks, batch: Data) -> Tensor:
+            draws = sample(masks, masking.draw(masks, SAMPLES, rng))
+            kl = masking.kl_divergence(masks, prior_mean, prior_std=0.3)
+            return free_energy(nll(logits(draws), batch.y), kl, temperature=1.0, num_data=300)
 
-        descend(objective, (masks, gates), [batch], (Rate("adam", 0.01), Rate("adam", 0.01)))
-
-    def noise() -> masking.Noises:
-        return masking.draw(masks, SAMPLES, rng)
+        descend(objective, (masks,), [batch], (Rate("adam", 0.01),))
 
     return {
         "plain": lambda: plain(lambda: torch.func.functional_call(model, leaves, (batch.x,))),
         "plain_channels_last": lambda: plain(lambda: forward(model, leaves, batch.x)),
-        "mask": lambda: mask_step(lambda m, g, x: mask_logits(model, W, m, g, noise(), x)),
-        "rank_summed": lambda: mask_step(lambda m, g, x: rank_summed(model, W, m, g, noise(), x)),
+        "mask": lambda: mask_step(lambda draws: network.logits(W, draws, network.before(W, batch.x))),
+        "rank_summed": lambda: mask_step(lambda draws: rank_summed(model, W, draws, network.places, batch.x)),
         "pfedbayes": _pfedbayes_steps(model, batch),
     }
 
@@ -114,24 +107,24 @@ def _pfedbayes_steps(model: nn.Module, batch: Data) -> Callable[[], object]:
     return lambda: algorithm.personalise(task, message, client, batch, rng)
 
 
-def rank_summed(model: nn.Module, W: Params, masks: Masks, gates: Gates, noise: masking.Noises, x: Tensor) -> Tensor:
+def rank_summed(model: nn.Module, W: Params, draws: Tensor, places: Layout, x: Tensor) -> Tensor:
     """The same logits without materialised masks: every layer r times, sum_r Q_r o layer(W, R_r o x).
 
-    Only for the paper's CNN (plain layers in sequence); it is what `mask_logits` is measured against.
+    Only for the paper's CNN (plain layers in sequence); it is what `MaskedNetwork.logits` is measured against.
     """
-    draws = {name: masking.factors(masks[name], gates[name], noise[name]) for name in masks}
 
-    def member(c: int) -> Tensor:
+    def member(drawn: Tensor) -> Tensor:
+        factors = masking.factors(drawn, places)
         h = x.contiguous(memory_format=torch.channels_last)
         for name, layer in model.named_children():
             if isinstance(layer, nn.Conv2d | nn.Linear):
-                Q, R = (factor[c] for factor in draws[f"{name}.weight"])
+                Q, R = factors[f"{name}.weight"]
                 h = _layer(layer, W[f"{name}.weight"], Q, R, h) + _spread(W[f"{name}.bias"], h)
             else:
                 h = layer(h)
         return h
 
-    return torch.stack([member(c) for c in range(SAMPLES)])
+    return torch.stack([member(drawn) for drawn in draws.unbind()])
 
 
 def _layer(layer: nn.Conv2d | nn.Linear, weight: Tensor, Q: Tensor, R: Tensor, h: Tensor) -> Tensor:
@@ -157,7 +150,7 @@ def measure_workers(repeats: int) -> dict[str, float]:
         return Data(torch.randn(n, 3, 32, 32, generator=rng), torch.randint(10, (n,), generator=rng))
 
     clients = tuple(ClientData(name=str(k), train=data(100), test=data(1)) for k in range(CLIENTS))
-    algorithm = LRBPFL(mask_steps=STEPS // 2, model_steps=STEPS // 2, samples=1, adapt_steps=0, predict_samples=1)
+    algorithm = LRBPFL(calibration=0.0, mask_steps=STEPS // 2, model_steps=STEPS // 2, predict_samples=1)
     federation = Federation(algorithm=algorithm, task=Task(cnn(10), 10), clients=clients, seed=0)
     engines: dict[str, Engine] = {str(n): Processes(federation, n) for n in (1, 2)}
     try:

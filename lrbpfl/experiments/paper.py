@@ -107,6 +107,7 @@ NEW_COLUMNS = [
     *(Column(f"new, alpha {alpha}", _new, new_alpha=alpha) for alpha in ALPHAS),
 ]
 FIVE = SMALL[1]
+_steps = {"calibration": 0.0, "mask_steps": 20}  # masks make 20 in both; where rates are tuned, W does too
 FURTHER = (Score("accuracy"), Score("nll"), Score("ece_pooled_debiased"), Score("ece_worst"))
 
 ITEMS = {
@@ -124,7 +125,7 @@ ITEMS = {
     ),
     "adaptive-rank": Item(
         "Table 4: adaptive rank selection",
-        [Row("without", "lr-bpfl", {"adaptive_rank": False}), Row("with", "lr-bpfl")],
+        [Row("without", "lr-bpfl", {"ranks": "fixed"}), Row("with", "lr-bpfl")],
         SMALL,
         (
             Score("accuracy", _with(ADAPTIVE, 0)),
@@ -138,8 +139,8 @@ ITEMS = {
     "coordinate": Item(
         "Table: coordinate descent against joint steps",
         [
-            Row("joint", "lr-bpfl", {"update": "joint", "mask_steps": 20}),  # where rates are tuned, W makes 20 in both
-            Row("coordinate", "lr-bpfl"),
+            Row("joint", "lr-bpfl", {**_steps, "update": "joint"}),
+            Row("coordinate", "lr-bpfl", _steps),
         ],
         SMALL,
         (
@@ -194,7 +195,7 @@ ONE_STEP = (  # fields with which a client's round is a single optimiser step
     Row("metavd", "metavd", _one),
     Row("pfedgp", "pfedgp", _one),
     Row("pfedbayes", "pfedbayes", {**_one, "personal_steps": 1}),
-    Row("lr-bpfl", "lr-bpfl", {**_masks, "mask_steps": 0, "model_steps": 1, "adapt_steps": 0}),
+    Row("lr-bpfl", "lr-bpfl", {**_masks, "mask_steps": 0, "model_steps": 1, "calibration": 0.0}),
     Row("local", "local", {**_one, "min_steps": 0}),
     Row("fedavg-ft", "fedavg-ft", {**_one, "ft_steps": 0}),
 )
@@ -264,8 +265,8 @@ def _config(row: Row, column: Column, scale: Scale, seed: int, workers: int) -> 
     federation = {"cohort": scale.cohort, "rounds": scale.rounds, "seed": seed, "evaluate_every": 0, "model": "cnn"}
     name, prior = row.algorithm, "label_prior" in column.federation
     tuned = {**TUNED.get(name, {}), **({} if prior else WITHOUT_PRIOR.get(name, {}))} if scale.tuned else {}
-    if name == "lr-bpfl" and not prior:
-        name = "lr-bpfl:no-prior" if scale.tuned else "lr-bpfl:paper"
+    if name == "lr-bpfl" and not prior and not scale.tuned:
+        name = "lr-bpfl:paper"
     return parse(
         {
             "data": {"clients": scale.clients, **column.data},

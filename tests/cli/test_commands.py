@@ -16,8 +16,9 @@ from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.cli import measure
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
+from lrbpfl.core.gaussian import sample
 from lrbpfl.core.network import init_params, maskable
-from lrbpfl.core.objective import mask_logits
+from lrbpfl.core.objective import masked_network
 from lrbpfl.data import deal_corruptions
 from lrbpfl.experiments import bench as benchmark
 from lrbpfl.models import cnn
@@ -53,7 +54,7 @@ def test_compare_gives_the_same_data_to_all(lrbpfl: Lrbpfl, tmp_path: Path) -> N
 
 
 def test_an_unfinished_comparison_is_finished(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
-    few = ("--set", "algorithm.lr-bpfl:paper.adapt_steps=2", "--set", "algorithm.lr-bpfl:paper.mask_steps=2")
+    few = ("--set", "algorithm.lr-bpfl:paper.mask_steps=2")
     whole = ("compare", "--algorithms", "lr-bpfl:paper,fedavg", *TINY, *few)
     lrbpfl(*whole, "--out", "whole")
     lrbpfl(*whole, "--out", "cut")
@@ -168,13 +169,14 @@ def test_the_benchmark_compares_equal_things() -> None:
     generator = torch.Generator().manual_seed(0)
     model = cnn(10)
     layers = maskable(model)
-    gates = {name: gating.init(benchmark.RANK, 3.5) for name in layers}
-    masks = masking.init(layers, gates, spread=0.1, std=0.05, rng=generator)
+    network = masked_network(model, layers, {name: gating.init(benchmark.RANK) for name in layers})
+    masks = masking.init(network.places, spread=0.1, std=0.05, rng=generator)
     W = init_params(model, generator, "kaiming")
-    noise = masking.draw(masks, benchmark.SAMPLES, generator)
+    draws = sample(masks, masking.draw(masks, benchmark.SAMPLES, generator))
     x = torch.randn(2, 3, 32, 32, generator=generator)
-    expected = mask_logits(model, W, masks, gates, noise, x)
-    torch.testing.assert_close(benchmark.rank_summed(model, W, masks, gates, noise, x), expected, rtol=1e-3, atol=1e-3)
+    expected = network.logits(W, draws, network.before(W, x))
+    got = benchmark.rank_summed(model, W, draws, network.places, x)
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_doctor_finds_a_healthy_machine(lrbpfl: Lrbpfl) -> None:

@@ -15,7 +15,7 @@ from tests.cli.conftest import Lrbpfl
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """An item on the digits, at a scale of seconds."""
     columns = [Column("digits", {"dataset": "digits"}, {"model": "mlp"})]
-    rows = [Row("fedavg", "fedavg"), Row("lr-bpfl", "lr-bpfl", {"model_steps": 1, "adapt_steps": 1})]
+    rows = [Row("fedavg", "fedavg"), Row("lr-bpfl", "lr-bpfl", {"mask_steps": 1, "model_steps": 1})]
     item = Item("A toy", rows, columns, (Score("accuracy", {"fedavg": [12.5]}),), figure="ranks")
     monkeypatch.setitem(paper.ITEMS, "toy", item)
     monkeypatch.setitem(paper.SCALES, "mini", Scale(5, 2, 2))

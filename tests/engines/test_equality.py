@@ -57,7 +57,7 @@ def test_another_seed_gives_other_bits(name: str) -> None:
 
 
 def test_convolutions_give_the_same_bits_too() -> None:
-    algorithm = LRBPFL(mask_layers="all", samples=2, mask_steps=2, model_steps=2, adapt_steps=2)
+    algorithm = LRBPFL(mask_layers="all", samples=2, mask_steps=2, model_steps=2)
     assert_engines_agree(noise(algorithm, cnn(3, (1, 8, 8)), (1, 8, 8), clients=3), pool(2), rounds=2)
 
 

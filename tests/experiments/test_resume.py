@@ -26,7 +26,7 @@ from tests.experiments.conftest import Configure, assert_same, contents, run
 from tests.experiments.reaper import REAPER, Cut
 
 ROOT = Path(__file__).parents[2]
-FEW_STEPS = {"mask_steps": 2, "model_steps": 2, "adapt_steps": 2, "predict_samples": 2}
+FEW_STEPS = {"mask_steps": 2, "model_steps": 2, "predict_samples": 2}
 
 
 def cut_after(t: int) -> Progress:
@@ -83,7 +83,7 @@ def test_a_run_may_be_cut_before_any_change_to_its_files(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # the machine stays up: nothing to wait for
-    steps = {"mask_steps": 1, "model_steps": 1, "adapt_steps": 0, "samples": 1, "predict_samples": 1}
+    steps = {"mask_steps": 1, "model_steps": 1, "predict_samples": 1}
     config = configure(
         data={"partition": "size", "clients": 2},
         federation={"rounds": 3, "cohort": 1, "evaluate_every": 0},

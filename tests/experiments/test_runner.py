@@ -275,7 +275,8 @@ def test_new_clients_that_cannot_be_judged_are_events(configure: Configure, tmp_
 def test_the_summary_tells_the_mean_rank_that_clients_keep(configure: Configure, tmp_path: Path) -> None:
     """Of each client the rank after its last round; nothing for algorithms without ranks."""
     assert "rank" not in run(configure(), tmp_path / "plain")["fedavg"]
-    fields = {"name": "lr-bpfl", "max_rank": 3, "gate_lr": 0.85, "mask_steps": 4, "model_steps": 1, "adapt_steps": 1}
+    gates = {"max_rank": 3, "ranks": "printed", "gate_lr": 0.85, "gate_penalty": 30.0}
+    fields = {"name": "lr-bpfl", "mask_steps": 4, "model_steps": 1, **gates}
     summary = run(configure(algorithm=fields), tmp_path / "masks")["lr-bpfl"]
     told = [line for line in Run(tmp_path / "masks").read_record() if line.get("metric") == "rank"]
     kept = {line["client"]: line["value"] for line in told}

@@ -155,7 +155,7 @@ def begin(config: Config, path: Path, progress: Progress) -> None:
 def test_the_curves_are_those_of_the_record(
     place: Place, engine: dict[str, Any], configure: Configure, tmp_path: Path
 ) -> None:
-    steps = {"mask_steps": 2, "model_steps": 2, "adapt_steps": 2, "predict_samples": 2}
+    steps = {"mask_steps": 2, "model_steps": 2, "predict_samples": 2}
     config = configure(
         data={"partition": "size", "clients": 3, "new_clients": 2, "new_alpha": [0.5, 5.0]},
         federation={"rounds": 5},
