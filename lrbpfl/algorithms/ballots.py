@@ -98,7 +98,7 @@ def count(tally: Tally, ballots: Iterable[Ballot], num_clients: int) -> Tally:
     for ballot in ballots:
         fresh = (*ballot, (ballot.examples > 0).to(ballot.examples))
         heard = Tally(*(total + part.double().cpu() for total, part in zip(heard, fresh, strict=True)))
-        speakers += 1
+        speakers += int(ballot.examples.any())
     keep = max(1 - speakers / (WINDOW * num_clients), 0.0) if num_clients else 1.0
     kept = torch.where(heard.votes > 0, keep, keep / 2)
     return Tally(*(kept * old + new for old, new in zip(tally, heard, strict=True)))

@@ -14,7 +14,7 @@ from lrbpfl.core.network import Params
 from lrbpfl.core.objective import MaskedNetwork
 
 LEAST = math.log(torch.finfo(torch.float32).tiny)  # of a log-likelihood: no example decides alone
-PRICE = 0.01  # what a rank has to be worth, in nats for each held-out example
+PRICE = 0.02  # what a rank has to be worth, in nats for each held-out example
 
 
 def log_likelihood(logits: Tensor, y: Tensor) -> Tensor:

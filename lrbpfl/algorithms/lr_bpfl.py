@@ -162,11 +162,14 @@ class LRBPFL:
     ) -> tuple[Message, Client, Info]:
         """Adapt the mask to W^t, then W to the mask; W_k goes up, and a vote where one is asked for; the rest stays."""
         W, gates = message.W, client.gates
-        ballot = ballots.blank() if message.ballot else None
-        asked = self._asked(message.ballot, data)
-        if asked:
-            judges = generator(int(client.seed), "judges")  # the same examples in every round
-            data, held = ballots.parts(data, self.calibration, task.num_clients, judges)
+        ballot, held, asked = None, None, dict[int, int]()
+        if message.ballot is not None:
+            ballot = ballots.blank()
+            if len(data.y) > 1:
+                judges = generator(int(client.seed), "judges")  # the same examples in every round
+                data, held = ballots.parts(data, self.calibration, task.num_clients, judges)
+                places = ballots.asked(message.ballot) if self.update == "coordinate" else []
+                asked = {place: self._steps(place) for place in places}
         site = Site.of(self, task, gates, data)
         start = site.fresh_masks(client.seed)
         if self.update == "joint":
@@ -175,7 +178,7 @@ class LRBPFL:
             path = site.path(W, start, {self.mask_steps, *asked.values()}, rng)
             masks, gates = path[self.mask_steps]
             W, loss = site.trained(W, widened(masks, self.noise), gates, rng)
-            if message.ballot and asked:
+            if held and asked:
                 reached = {place: path[steps][0] for place, steps in asked.items()}
                 ballot, gates = self._vote(site, message, reached, gates, held, rng)
         if self.ranks == "printed":
@@ -225,12 +228,6 @@ class LRBPFL:
 
     def _steps(self, place: int) -> int:
         return round(self.mask_steps * ballots.STEPS[place])
-
-    def _asked(self, ballot: Ballot | None, data: Data) -> dict[int, int]:
-        """The numbers of steps to be judged, by their places; who has one example has none to judge with."""
-        if ballot is None or self.update == "joint" or len(data.y) < 2:
-            return {}
-        return {place: self._steps(place) for place in ballots.asked(ballot)}
 
     def _settled(self, gates: Gates) -> Gates:
         """Gates as held-out examples have left them: those of ranks that were not worth their price are closed."""

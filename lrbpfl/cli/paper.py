@@ -17,6 +17,7 @@ from lrbpfl.experiments import costs, paper
 from lrbpfl.experiments.build import cores
 from lrbpfl.experiments.cells import cell_folder, run_cells
 from lrbpfl.experiments.config import Config, make_algorithm, unknown
+from lrbpfl.experiments.items import ITEMS, ONE_STEP, OVERHEAD
 from lrbpfl.experiments.store import fingerprint, write_file
 from lrbpfl.reports import paper as pages
 
@@ -29,8 +30,8 @@ def show() -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("item", "what", "methods", "runs a seed"):
         table.add_column(heading, no_wrap=heading == "item")
-    table.add_row(paper.OVERHEAD, "Table 1: overhead", str(len(paper.ONE_STEP)), "measured")
-    for name, item in paper.ITEMS.items():
+    table.add_row(OVERHEAD, "Table 1: overhead", str(len(ONE_STEP)), "measured")
+    for name, item in ITEMS.items():
         number = len({fingerprint(run.config) for run in paper.runs(name, "mini", [0])})
         table.add_row(name, item.title, str(len(item.rows)), str(number))
     console.print(table)
@@ -54,13 +55,11 @@ def run(
     names = paper.check(items, scale)
     cells = _cells(names, scale, seeds, workers, only)
     if dry:
-        _plan(
-            cells, out, workers or cores(), overhead=paper.OVERHEAD in names and not paper.overhead_file(out).exists()
-        )
+        _plan(cells, out, workers or cores(), overhead=OVERHEAD in names and not paper.overhead_file(out).exists())
         return
     failures = []
     with resumable(out, "the same command"), Display(quiet=quiet, many=True) as display:
-        if paper.OVERHEAD in names:
+        if OVERHEAD in names:
             _measure_overhead(out)
         for label, cell in run_cells(out, cells, display.progress, loading=not quiet, keep_models=_has_masks):
             if cell.failure:
@@ -83,16 +82,16 @@ def report(items: Sequence[str], scale: str, seeds: int | None, first: int, root
         text = pages.page(name, scale, root, seeds, first)
         if text is None:
             continue
-        figure = paper.ITEMS[name].figure if name in paper.ITEMS else None
+        figure = ITEMS[name].figure if name in ITEMS else None
         if figure and drawn:
             from lrbpfl.reports.figures import draw
 
             file = out / f"{name}.svg"
             panels = pages.results(name, scale, root, first)
-            image = dict(draw(pages.one_list(panels), panels)).get(f"{figure}.svg")
+            image = dict(draw(pages.one_list(panels), panels, only=figure)).get(f"{figure}.svg")
             if image:
                 write_file(file, image)
-                text += f"\n![{paper.ITEMS[name].title}]({file.name})\n"
+                text += f"\n![{ITEMS[name].title}]({file.name})\n"
         write_file(out / f"{name}.md", text.encode())
         written.append(f"{name}.md")
     if not written:
@@ -104,7 +103,7 @@ def report(items: Sequence[str], scale: str, seeds: int | None, first: int, root
 
 def _cells(names: Sequence[str], scale: str, seeds: range, workers: int, only: Sequence[str]) -> dict[str, Config]:
     """Every run of the items once, the first seed of all items first; `only` names rows and columns to keep to."""
-    items = {name: paper.ITEMS[name] for name in names if name in paper.ITEMS}
+    items = {name: ITEMS[name] for name in names if name in ITEMS}
     rows = {row.name for item in items.values() for row in item.rows}
     columns = {column.name for item in items.values() for column in item.columns}
     for name in only:
@@ -127,7 +126,8 @@ def _has_masks(config: Config) -> bool:
 
 def _plan(cells: dict[str, Config], out: Path, workers: int, *, overhead: bool) -> None:
     """What would run, and for how long."""
-    step = costs.plain_step_seconds()
+    models = sorted({config.federation.model for config in cells.values()})
+    steps = {model: costs.plain_step_seconds(model) for model in models}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading, width in (("run", None), ("state", len("finished")), ("minutes, about", len("minutes, about"))):
         table.add_column(heading, no_wrap=True, min_width=width)  # in a narrow terminal the first is cut, not these
@@ -138,19 +138,20 @@ def _plan(cells: dict[str, Config], out: Path, workers: int, *, overhead: bool) 
         if (folder / "summary.json").is_file():
             table.add_row(label, "finished", "")
             continue
-        images = paper.images_per_client(config)
-        kind = (repr(config.algorithm), images)
+        examples = paper.examples_per_client(config)
+        kind = (repr(config.algorithm), examples)
         if kind not in works:
-            works[kind] = costs.work(config.algorithm, images)
-        seconds = paper.estimate(config, works[kind], step, workers)
+            works[kind] = costs.work(config.algorithm, examples)
+        seconds = paper.estimate(config, works[kind], steps[config.federation.model], workers)
         left, total = left + 1, total + seconds
         table.add_row(label, "begun" if folder.exists() else "to do", f"{seconds / 60:.1f}")
     console = Console(highlight=False)
     console.print(table)
     measured = " and the measurement of Table 1" if overhead else ""
+    plain = " and ".join(f"{1000 * step:.2g} ms here ({model})" for model, step in steps.items())
     console.print(
         f"{left} of {len(cells)} runs{measured}, about {total / 3600:.1f} hours with {workers} workers: "
-        f"a plain step takes {1000 * step:.0f} ms here, measured on three."
+        f"a plain step takes {plain}, measured on three."
     )
 
 
@@ -159,7 +160,7 @@ def _measure_overhead(out: Path) -> None:
     file = paper.overhead_file(out)
     if file.exists():
         return
-    rows = {row.name: make_algorithm(row.algorithm, row.fields) for row in paper.ONE_STEP}
+    rows = {row.name: make_algorithm(row.algorithm, row.fields) for row in ONE_STEP}
     measured = costs.measure(rows, REPEATS)
     found = {
         name: {"seconds": cost.round_seconds, "parameters": cost.numbers.model, "bytes": 4 * cost.numbers.up}

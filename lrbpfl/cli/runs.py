@@ -16,6 +16,7 @@ from lrbpfl.experiments.build import build_federation
 from lrbpfl.experiments.store import Run, refuse_existing
 from lrbpfl.reports.collect import collect
 from lrbpfl.reports.tables import best_of, footnote, new_clients_table, summary_table
+from lrbpfl.reports.verdict import verdict
 
 
 def run(
@@ -100,10 +101,12 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)
-    best = best_of(collect([out])) if console.is_terminal and len(summary) > 1 else None  # bold is seen nowhere else
-    console.print(summary_table(summary, best))
+    best = best_of(collect([out])) if len(summary) > 1 else {}
+    console.print(summary_table(summary, best if console.is_terminal else None))  # bold is seen nowhere else
     if new := new_clients_table(summary):
         console.print(new)
+    if words := verdict(summary, best):
+        console.print(words, markup=False, highlight=False)
     console.print(footnote(summary), markup=False, highlight=False)
     files = "config.toml, metrics.jsonl (every round, client and metric), summary.json, clients/ (their own models)"
     several = f"summary.json, and a directory for each algorithm with {files}"

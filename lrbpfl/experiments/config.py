@@ -85,11 +85,11 @@ class DataSection(Section):
 class FederationSection(Section):
     """Who trains when, and what is judged."""
 
-    rounds: Count = 20  # T
+    rounds: Count = 30  # T
     cohort: Count = 5  # clients a round, tau K
     schedule: Schedule = "constant"  # of the shared network's rate over the rounds; cosine: falling to 0
     seed: Annotated[int, Field(ge=0)] = 0
-    evaluate_every: Annotated[int, Field(ge=0)] = 5  # rounds; 0: after the last one only
+    evaluate_every: Annotated[int, Field(ge=0)] = 10  # rounds; 0: after the last one only
     evaluate_on: Literal["test", "validation"] = "test"
     model: str = "auto"
     # Examples, shared out among all classes, that smooth a client's class frequencies, which then join the likelihood;

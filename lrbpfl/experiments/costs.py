@@ -16,7 +16,7 @@ from lrbpfl.core.descent import Data
 from lrbpfl.core.network import maskable
 from lrbpfl.engines.work import keep_memory, one_thread, own_part
 from lrbpfl.experiments.bench import best
-from lrbpfl.models import cnn, mlp
+from lrbpfl.models import MODELS, cnn, mlp
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
 
@@ -173,11 +173,12 @@ def work(algorithm: Algorithm, examples: int) -> Work:
     return Work(*totals)
 
 
-def plain_step_seconds(steps: int = 3) -> float:
+def plain_step_seconds(model: str = "cnn", steps: int = 3) -> float:
     """What a plain training step on a batch takes here, one thread: the mean of some, after one that does not count."""
     with one_thread():
-        stage(FedAvg(local_steps=1)).update()
-        it = stage(FedAvg(local_steps=steps))
+        network = MODELS[model](10, (3, 32, 32))
+        stage(FedAvg(local_steps=1), network).update()
+        it = stage(FedAvg(local_steps=steps), network)
         began = time.perf_counter()
         it.update()
         return (time.perf_counter() - began) / steps

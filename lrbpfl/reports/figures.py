@@ -1,7 +1,7 @@
 """The figures of the report page as files, PNG and SVG, drawn with matplotlib."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -30,19 +30,23 @@ STYLE: dict[Any, Any] = {
 
 
 def draw(
-    results: Sequence[Result], panels: Mapping[str, Sequence[Result]] | None = None
+    results: Sequence[Result], panels: Mapping[str, Sequence[Result]] | None = None, *, only: str | None = None
 ) -> Iterator[tuple[str, bytes]]:
-    """Every figure as a file name and the file's bytes; a figure for which nothing was recorded is left out.
+    """Every figure, or only one, as a file name and the file's bytes; one for which nothing was recorded is left out.
 
-    `panels`, each with its title, part the runs of the scatter; in all of them a name has the same colour.
+    `panels`, each with its title, part the runs of the scatters; in all of them a name has the same colour.
     """
+    figures: dict[str, Callable[[], Figure | None]] = {
+        "learning": lambda: _learning(results),
+        "reliability": lambda: _reliability(results),
+        "accuracy-ece": lambda: _scatter(panels or {"": results}) if len(results) > 1 else None,
+        "nll-ece": lambda: _dots(panels) if panels else None,
+        "new-clients": lambda: _new_clients(results),
+        "ranks": lambda: _ranks(results),
+    }
     with mpl.rc_context(STYLE):
-        figures = {"learning": _learning(results), "reliability": _reliability(results)}
-        if len(results) > 1:
-            figures["accuracy-ece"] = _scatter(panels or {"": results})
-        figures["new-clients"] = _new_clients(results)
-        figures["ranks"] = _ranks(results)
-        for name, figure in figures.items():
+        for name, make in figures.items():
+            figure = make() if only in (None, name) else None
             if figure is not None:
                 for kind in ("png", "svg"):
                     yield f"{name}.{kind}", _encoded(figure, kind)
@@ -122,6 +126,26 @@ def _scatter(panels: Mapping[str, Sequence[Result]]) -> Figure | None:
                 axes.plot(accuracy, 100 * s["ece_pooled_floor"], "_", ms=10, color=_colour(i))
         axes.set(xlabel="accuracy, %", ylabel="pooled ECE, %", title=title)
     axes.set_ylim(bottom=0)  # once all is drawn: it ends the scaling of the axis, which the panels share
+    _legend(figure)
+    return figure
+
+
+def _dots(panels: Mapping[str, Sequence[Result]]) -> Figure:
+    """NLL against debiased pooled ECE, a panel for each kind of data with axes of its own: the lower left is best."""
+    names = list(dict.fromkeys(result.name for results in panels.values() for result in results))
+    across = min(len(panels), 4)
+    rows = -(-len(panels) // across)
+    figure = Figure(figsize=(2 + 2.7 * across, 0.4 + 2.6 * rows), layout="constrained")
+    figure.suptitle("First seed: lower left is best")
+    for place, (title, results) in enumerate(panels.items()):
+        axes = figure.add_subplot(rows, across, place + 1)
+        for result in results:
+            nll, ece = (result.scores.get(key) for key in ("nll", "ece_pooled_debiased"))
+            if nll is not None and ece is not None:
+                i = names.index(result.name)
+                axes.plot(nll, 100 * ece, _marker(i), ms=6, color=_colour(i), label=result.name, clip_on=False)
+        axes.set(xlabel="NLL, nats", ylabel="debiased ECE, %", title=title)
+        axes.set_ylim(bottom=0)
     _legend(figure)
     return figure
 

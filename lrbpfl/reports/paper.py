@@ -10,18 +10,8 @@ from typing import Any, NamedTuple
 from lrbpfl.experiments import costs
 from lrbpfl.experiments.cells import cell_folder
 from lrbpfl.experiments.config import Config
-from lrbpfl.experiments.paper import (
-    ITEMS,
-    ONE_STEP,
-    OVERHEAD,
-    SCALES,
-    Item,
-    Run,
-    images_per_client,
-    overhead_file,
-    runs,
-    training_share,
-)
+from lrbpfl.experiments.items import ITEMS, ONE_STEP, OVERHEAD, Item
+from lrbpfl.experiments.paper import SCALES, Run, examples_per_client, overhead_file, runs, training_share
 from lrbpfl.experiments.printed import OVERHEAD as PRINTED_OVERHEAD
 from lrbpfl.experiments.runner import read_summary
 from lrbpfl.metrics.calibration import BINS
@@ -96,7 +86,8 @@ def page(name: str, scale: str, root: Path, most: int | None = None, first: int 
         f"# {item.title}",
         f"Scale `{scale}`: {SCALES[scale]}, {rates}. Seeds: {_told(seeds, first)}. Runs: {len(finished)}, "
         f"{hours:.1f} hours in all. Made by",
-        _commands(name, scale, seeds, most, first),
+        _commands(item, f"{name} --scale {scale}", seeds, most, first),
+        *([item.about] if item.about else []),
         "Every client's own model after the last round, on its own test data. Over several seeds: mean ± standard "
         f"deviation. {BOLD}; only rows with all seeds are compared. Pairs are seeds if there are {SEEDS} or more, and "
         f"otherwise clients (a worst client, a largest gap and a debiased ECE have none).{printed}",
@@ -104,7 +95,7 @@ def page(name: str, scale: str, root: Path, most: int | None = None, first: int 
     ]
     if item.bins:
         parts.append(_bins_table(item, one_list(results(name, scale, root, first)), first))
-    if len(item.rows) > 2:
+    if len(item.rows) > 2 and not any("rounds" in column.federation for column in item.columns):
         parts.append(_work_table(item, scale, found))
     return "\n\n".join(parts) + "\n"
 
@@ -130,14 +121,14 @@ def _told(seeds: Mapping[str, int], first: int) -> str:
     return listed(fewest) + (f" ({'; '.join(more)})" if more else "")
 
 
-def _commands(name: str, scale: str, seeds: Mapping[str, int], most: int | None, first: int) -> str:
-    """What makes the page: the seeds that all columns have, then those that only some have."""
-    about = f"{name} --scale {scale}" + (f" --first-seed {first}" if first else "")
-    made = f"lrbpfl paper run {about} --seeds"
-    lines = [f"{made} {min(seeds.values())}"]
-    for number in sorted(set(seeds.values()))[1:]:
-        only = (f" --only '{column}'" for column, own in seeds.items() if own >= number)
-        lines.append(f"{made} {number}{''.join(only)}")
+def _commands(item: Item, about: str, seeds: Mapping[str, int], most: int | None, first: int) -> str:
+    """What makes the page: the seeds that all its columns have, then those that only some have."""
+    about += f" --first-seed {first}" if first else ""
+    lines = []
+    for number in sorted(set(seeds.values())):
+        own = [column for column, n in seeds.items() if n >= number]
+        only = [f" --only '{column}'" for column in own] if len(own) < len(item.columns) else []
+        lines.append(f"lrbpfl paper run {about} --seeds {number}{''.join(only)}")
     kept_to = f" --seeds {most}" if most else ""
     return "\n".join(["```", *lines, f"lrbpfl paper report {about}{kept_to}", "```"])
 
@@ -255,7 +246,7 @@ def _work_table(item: Item, scale: str, found: Found) -> str:
         configs = [cell[0][0].config for (name, _), cell in found.items() if name == row.name]
         shares: dict[tuple[str, ...], float] = {}  # of the images, for training: the first with so much work
         for config in configs:
-            work = costs.work(config.algorithm, images_per_client(config))
+            work = costs.work(config.algorithm, examples_per_client(config))
             whole = work.round * cohort * rounds / clients + work.own
             parts = tuple(f"{part / costs.BATCH:,.0f}" for part in (work.round, work.own, whole))
             shares.setdefault(parts, training_share(config))

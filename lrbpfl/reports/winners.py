@@ -18,6 +18,7 @@ BOLD = (
 SEEDS = 3  # from so many on they are compared, and clients where there are fewer
 LARGER = {"accuracy"}  # is better; of all other scores, smaller
 PAIRED = ("accuracy", "nll", "brier", "ece_pooled", "ece_mean")  # scores that clients can be compared by
+TRAINING = {"data.public_fraction", "data.calibration_fraction"}  # change what clients train on, not what is judged
 OF_CLIENTS = {"accuracy": "accuracy", "nll": "nll", "brier": "brier", "ece_mean": "ece"}  # a client's part in a mean
 
 Pair = tuple[int, int]  # what two runs are compared at: seed and client
@@ -42,7 +43,8 @@ def over_clients(rows: Mapping[str, Sequence[Result]], key: str, alpha: float | 
     pairs, and runs on other data have none either: nobody is best then.
     """
     runs = [run for own in rows.values() for run in own]
-    if not runs or any(key.startswith("data.") or key == "federation.evaluate_on" for key in differing(runs)):
+    others = set(differing(runs)) - TRAINING
+    if not runs or any(name.startswith("data.") or name == "federation.evaluate_on" for name in others):
         return set()
     clients = {name: _clients(own, alpha) for name, own in rows.items()}
 

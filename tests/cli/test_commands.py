@@ -48,6 +48,7 @@ def test_compare_gives_the_same_data_to_all(lrbpfl: Lrbpfl, tmp_path: Path) -> N
     assert outcome.code == 0
     summary = json.loads((tmp_path / "both" / "summary.json").read_text())
     assert list(summary) == ["lr-bpfl", "fedavg", "fedavg-ft", "local"]
+    assert "training alone (local)" in " ".join(outcome.out.split())  # it may be broken into lines
     assert summary["lr-bpfl"]["examples"] == summary["fedavg"]["examples"]
     assert "lr = 0.05" in (tmp_path / "both" / "fedavg" / "config.toml").read_text()
     assert "max_rank = 3" in (tmp_path / "both" / "lr-bpfl" / "config.toml").read_text()

@@ -7,7 +7,8 @@ import pytest
 
 from lrbpfl.cli import paper as command
 from lrbpfl.experiments import cells, costs, paper
-from lrbpfl.experiments.paper import Column, Item, Row, Scale, Score
+from lrbpfl.experiments.items import ITEMS, OVERHEAD, Column, Item, Row, Score
+from lrbpfl.experiments.paper import Scale
 from tests.cli.conftest import Lrbpfl
 
 
@@ -17,19 +18,24 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = [Column("digits", {"dataset": "digits"}, {"model": "mlp"})]
     rows = [Row("fedavg", "fedavg"), Row("lr-bpfl", "lr-bpfl", {"mask_steps": 1, "model_steps": 1})]
     item = Item("A toy", rows, columns, (Score("accuracy", {"fedavg": [12.5]}),), figure="ranks")
-    monkeypatch.setitem(paper.ITEMS, "toy", item)
+    monkeypatch.setitem(ITEMS, "toy", item)
     monkeypatch.setitem(paper.SCALES, "mini", Scale(5, 2, 2))
 
 
 def test_the_list_names_every_item_and_scale(lrbpfl: Lrbpfl) -> None:
     out = lrbpfl("paper", "list").out
-    assert all(name in out for name in (paper.OVERHEAD, *paper.ITEMS, *paper.SCALES))
+    assert all(name in out for name in (OVERHEAD, *ITEMS, *paper.SCALES))
 
 
 def test_a_dry_run_tells_what_is_left_and_writes_nothing(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
     told = lrbpfl("paper", "run", "toy", "--dry-run")
     assert told.code == 0 and told.out.count("to do") == 2 and "2 of 2 runs, about 0.0 hours" in told.out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_times_the_network_that_a_run_trains(lrbpfl: Lrbpfl) -> None:
+    small = lrbpfl("paper", "run", "transfer", "--only", "speakers", "--only", "fedavg-ft+temper", "--dry-run")
+    assert small.code == 0 and "(mlp)" in small.out and "(cnn)" not in small.out
 
 
 def test_rows_and_columns_can_be_picked(lrbpfl: Lrbpfl) -> None:
@@ -71,9 +77,9 @@ def test_the_overhead_is_measured_once_and_told_beside_the_printed_one(
 def test_a_failed_run_is_told_and_stops_no_other(
     lrbpfl: Lrbpfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    item = paper.ITEMS["toy"]
+    item = ITEMS["toy"]
     bad = Column("nowhere", {"dataset": str(tmp_path / "nowhere")}, {"model": "mlp"})
-    monkeypatch.setitem(paper.ITEMS, "toy", item._replace(columns=[bad, *item.columns]))
+    monkeypatch.setitem(ITEMS, "toy", item._replace(columns=[bad, *item.columns]))
     told = lrbpfl("paper", "run", "toy")
     assert told.code == 1 and "failed: 1/4 toy: " in told.err and told.err.count("failed: ") == 2
     assert lrbpfl("paper", "run", "toy", "--dry-run").out.count("finished") == 2

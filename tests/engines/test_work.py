@@ -133,7 +133,8 @@ def test_a_client_trains_on_its_training_data_and_is_judged_on_its_test_data() -
 def test_what_a_client_kept_from_training_is_predicted_at_an_address_of_its_own() -> None:
     federation = noise(LRBPFL(mask_steps=1), nn.Linear(5, 3), (5,))
     algorithm, task, clients, seed, *_ = federation
-    message, state = algorithm.init_server(task, generator(0)).W, fresh_state(federation, 2)
+    message = algorithm.broadcast(task, algorithm.init_server(task, generator(0)), 2)
+    state = fresh_state(federation, 2)
     evaluated = evaluate_client(federation, message, state, 4, 2)
     personal = algorithm.personalise(task, message, state, clients[2].train, generator(seed, "personalise", 4, 2))
     kept = clients[2].calibration

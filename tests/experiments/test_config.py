@@ -29,7 +29,7 @@ def refusal(tables: dict[str, Any]) -> str:
 
 def test_nothing_given_is_a_whole_configuration() -> None:
     config = parse({})
-    assert (config.data.dataset, config.federation.rounds, config.engine.kind) == ("speakers", 20, "processes")
+    assert (config.data.dataset, config.federation.rounds, config.engine.kind) == ("speakers", 30, "processes")
     assert (config.algorithm_name, config.algorithm) == ("lr-bpfl", LRBPFL())
 
 

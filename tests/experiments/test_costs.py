@@ -59,7 +59,7 @@ def test_messages_and_bytes_are_what_the_formulas_say(name: str) -> None:
 def test_what_a_mask_of_rank_8_keeps() -> None:
     """A mask has 2 r (outputs + inputs) numbers a layer, and r gates; a client's own model has its label prior too.
 
-    Beside that the server counts rounds, and a client keeps the seed of its first draw.
+    Beside that a client keeps the seed of its first draw.
     """
     sides = (32 + 3, 64 + 32, 128 + 64, 512 + 2048, 256 + 512, 10 + 256)
     masks, gates = 2 * 8 * sum(sides), 8 * len(sides)
@@ -67,7 +67,7 @@ def test_what_a_mask_of_rank_8_keeps() -> None:
     own = masks + gates + 10
     algorithm = LRBPFL(calibration=0.0, max_rank=8, mask_layers="all", mask_steps=1, model_steps=1)
     numbers = count(stage(algorithm))
-    assert numbers == Numbers(down=P, up=P, server=P + 1, kept=gates + 1, own=own, model=P + own, examples=2 * 32)
+    assert numbers == Numbers(down=P, up=P, server=P, kept=gates + 1, own=own, model=P + own, examples=2 * 32)
 
 
 def test_what_distributions_over_all_weights_keep() -> None:

@@ -8,22 +8,14 @@ import pytest
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.algorithms.fedbe import FedBE
+from lrbpfl.data import load
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import costs
-from lrbpfl.experiments.config import make_algorithm
+from lrbpfl.experiments.config import Config, make_algorithm
 from lrbpfl.experiments.costs import Work
-from lrbpfl.experiments.paper import (
-    ITEMS,
-    ONE_STEP,
-    OVERHEAD,
-    SCALES,
-    TUNED,
-    Row,
-    check,
-    estimate,
-    images_per_client,
-    runs,
-)
+from lrbpfl.experiments.deal import deal
+from lrbpfl.experiments.items import ITEMS, ONE_STEP, OVERHEAD, Row
+from lrbpfl.experiments.paper import SCALES, TUNED, check, estimate, examples, examples_per_client, runs
 from lrbpfl.experiments.store import fingerprint
 from lrbpfl.metrics.calibration import BINS
 
@@ -51,7 +43,8 @@ def test_tables_of_methods_have_the_papers_eight_and_two_below(name: str) -> Non
 def test_every_run_writes_down_how_its_parts_are_drawn(name: str) -> None:
     for run in runs(name, "mini", [0]):
         written = run.config.tables()["data"]
-        assert written["stratified"] is True and written["train_fraction"] in (0.1, 0.4)
+        assert written["stratified"] is True
+        assert written["dataset"] == "speakers" or written["train_fraction"] in (0.1, 0.4, 0.45)
 
 
 def test_the_papers_scale_is_the_papers() -> None:
@@ -123,10 +116,66 @@ def test_an_ablation_differs_in_one_field(item: str, scale: str, field: str, val
 
 
 def test_all_methods_of_a_table_train_on_the_same_images() -> None:
+    """Small data aside: only who asks for it gives some of them away there."""
     for name in ITEMS:
         for column in ITEMS[name].columns:
-            data = [run.config.data for run in runs(name, "mini", [0]) if run.column == column]
-            assert all(other == data[0] for other in data)
+            same = {"calibration_fraction": 0.0, **({} if column.tuned else {"public_fraction": 0.0})}
+            found = [run.config.data for run in runs(name, "mini", [0]) if run.column == column]
+            assert len({data.model_copy(update=same) for data in found}) == 1
+
+
+DIGITS = ["digits, labels", "digits, Dirichlet", "digits, i.i.d.", "digits, features", "digits, concept"]
+SMALL = {"speakers": 15, **dict.fromkeys(DIGITS, 20)}  # clients
+
+
+def transfer(scale: str) -> dict[tuple[str, str], Config]:
+    return {(run.row.name, run.column.name): run.config for run in runs("transfer", scale, [0])}
+
+
+def test_small_data_are_the_same_at_every_scale_and_everybody_has_its_defaults() -> None:
+    mini, paper = transfer("mini"), transfer("paper")
+    rows = {row for row, _ in mini}
+    assert rows == {*ALGORITHMS, "fedavg-ft+temper"}
+    for column, clients in SMALL.items():
+        for row in rows:
+            config = mini[row, column]
+            assert fingerprint(config) == fingerprint(paper[row, column])
+            assert config.algorithm == make_algorithm(row, {}) and config.federation.label_prior == 1.0
+            size = (config.data.clients, config.federation.cohort, config.federation.rounds, config.federation.model)
+            assert size == (clients, 5, 30, "mlp")
+
+
+@pytest.mark.parametrize("column", SMALL)
+def test_small_data_can_be_dealt_and_some_forty_examples_train(column: str) -> None:
+    """By dealing them: which data the estimates take to be how large is right, too."""
+    config = transfer("mini")["fedavg", column]
+    data = load(config.data.dataset)
+    clients = deal(data, config.data, 0)
+    trained = sum(len(split.train) for split in clients.values()) / len(clients)
+    assert trained == pytest.approx({"speakers": 33}.get(column, 40), abs=1)
+    assert (len(clients), len(data.y)) == (SMALL[column], examples(config))
+    assert examples_per_client(config) == pytest.approx(trained, abs=1)
+
+
+def test_shifts_come_on_top_of_equal_clients() -> None:
+    shifts = {column: transfer("mini")["fedavg", column].data for column in SMALL}
+    equal = shifts["digits, i.i.d."].model_dump()
+    assert {**equal, "shift": "features"} == shifts["digits, features"].model_dump()
+    assert {**equal, "shift": "concept"} == shifts["digits, concept"].model_dump()
+
+
+def test_only_the_tempered_row_and_fedbe_give_training_data_away() -> None:
+    given = {row: config.data for (row, column), config in transfer("mini").items() if column == "speakers"}
+    assert {row for row, data in given.items() if data.calibration_fraction} == {"fedavg-ft+temper"}
+    assert {row for row, data in given.items() if data.public_fraction} == {"fedbe"}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_cifar_columns_of_transfer_are_runs_of_the_label_prior(scale: str) -> None:
+    ours = {fingerprint(config) for config in transfer(scale).values()}
+    assert {fingerprint(run.config) for run in runs("label-prior", scale, [0])} <= ours
+    tempered, plain = (transfer(scale)[row, "CIFAR-10 5/10, features"] for row in ("fedavg-ft+temper", "fedavg-ft"))
+    assert tempered.algorithm == plain.algorithm and plain.data.shift == "features"
 
 
 def test_new_clients_are_one_run_with_a_column_for_each_alpha() -> None:
@@ -168,6 +217,6 @@ def test_an_estimate_counts_everybodys_steps() -> None:
     clients = (4 * 40 * 10 + 20 * 2) / 2
     judged = 54_000 / 32 * 2 / 2
     assert estimate(run.config, work, step_seconds=0.1, workers=2) == pytest.approx((clients + judged + 40 * 3) * 0.1)
-    assert images_per_client(run.config) == 300
+    assert examples_per_client(run.config) == 300
     seconds = {r.row.name: estimate(r.config, work, 0.1, 2) for r in runs("reliability", "mini", [0])}
     assert seconds["pfedbayes"] == pytest.approx(1.75 * seconds["fedavg"])  # a step of it takes longer

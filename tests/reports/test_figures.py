@@ -44,6 +44,17 @@ def test_new_clients_are_drawn_over_all_alphas_beside_those_that_trained(tmp_pat
     assert {"fedavg", "local"} <= set(words) and "fedbe" not in words
 
 
+def test_dots_have_a_panel_for_each_kind_of_data_and_one_figure_can_be_drawn_alone(tmp_path: Path) -> None:
+    (result,) = collect([write_run(tmp_path / "run")])
+    scores = {"nll": 0.25, "ece_pooled_debiased": 0.5}
+    one, two = ([result._replace(name=name, scores=scores)] for name in ("fedavg", "local"))
+    bare = [result._replace(name="unscored", scores={})]
+    files = dict(draw([*one, *two, *bare], {"speakers": one, "digits": [*two, *bare]}, only="nll-ece"))
+    assert set(files) == {"nll-ece.png", "nll-ece.svg"}
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", files["nll-ece.svg"].decode())
+    assert {"speakers", "digits", "fedavg", "local"} <= set(words) and "unscored" not in words
+
+
 def test_the_scatter_has_a_panel_for_each_kind_of_data_and_shows_every_run_in_its_colour(tmp_path: Path) -> None:
     clean, noisy = (
         [result._replace(name=name, scores={"accuracy": 0.3, "ece_pooled": ece}) for name, ece in eces.items()]

@@ -9,7 +9,8 @@ import pytest
 
 from lrbpfl.experiments import paper
 from lrbpfl.experiments.cells import cell_folder
-from lrbpfl.experiments.paper import Column, Item, Row, Scale, Score, runs
+from lrbpfl.experiments.items import ITEMS, Column, Item, Row, Score
+from lrbpfl.experiments.paper import Scale, runs
 from lrbpfl.experiments.store import Run
 from lrbpfl.reports.paper import page, scored
 
@@ -23,7 +24,7 @@ def finish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Finish:
     columns = (Column("old", data), Column("new", data, new_alpha=0.5))
     rows = (Row("fedavg", "fedavg"), Row("slow", "fedavg", {"lr": 0.01}))
     scores = (Score("accuracy", {"fedavg": (50.0, 40.5)}), Score("ece_pooled"), Score("rank"))
-    monkeypatch.setitem(paper.ITEMS, "toy", Item("Toy", rows, columns, scores))
+    monkeypatch.setitem(ITEMS, "toy", Item("Toy", rows, columns, scores))
     monkeypatch.setitem(paper.SCALES, "mini", Scale(5, 2, 3))
 
     def finish(row: str, seed: int, *, clients: Sequence[float] = (), **scores: Any) -> None:
@@ -104,7 +105,7 @@ def test_of_a_single_seed_clients_decide(finish: Finish, tmp_path: Path) -> None
 def test_a_page_names_the_commands_that_make_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     columns = tuple(Column(f"skew {skew}", {"dataset": "digits", "skew": skew}) for skew in (0.5, 1.0, 2.0))
     item = Item("Toy", (Row("fedavg", "fedavg"),), columns, (Score("accuracy"),))
-    monkeypatch.setitem(paper.ITEMS, "toy", item)
+    monkeypatch.setitem(ITEMS, "toy", item)
     for run in runs("toy", "mini", range(3)):
         if run.seed == 0 or run.column.name == "skew 1.0":
             folder = cell_folder(tmp_path, run.config)
@@ -142,7 +143,7 @@ def test_compute_that_depends_on_the_data_is_told_for_each_share(
     """A Gaussian process sees all of a client's images, or 600; steps of FedAvg are on 32, however many there are."""
     columns = tuple(Column(f"{share}", {"dataset": "cifar10", "train_fraction": share}) for share in (0.1, 0.4))
     rows = tuple(Row(name, name) for name in ("pfedgp", "fedavg", "per-fedavg"))
-    monkeypatch.setitem(paper.ITEMS, "toy", Item("Toy", rows, columns, (Score("accuracy"),)))
+    monkeypatch.setitem(ITEMS, "toy", Item("Toy", rows, columns, (Score("accuracy"),)))
     for run in runs("toy", "mini", [0]):
         folder = cell_folder(tmp_path, run.config)
         Run.create(folder, run.config)
@@ -153,3 +154,18 @@ def test_compute_that_depends_on_the_data_is_told_for_each_share(
     small, large = (compute.pop(f"pfedgp, {share} % for training") for share in (10, 40))
     assert [int(large[i]) / int(small[i]) for i in (0, 2)] == pytest.approx([2, 2], rel=0.05)
     assert compute == {"fedavg": ["20", "0", "160"], "per-fedavg": ["40", "1", "321"]}
+
+
+def test_the_page_of_transfer_tells_what_was_run_and_names_only_that(tmp_path: Path) -> None:
+    for run in runs("transfer", "mini", [7]):
+        if run.column.name in ("speakers", "digits, labels"):
+            folder = cell_folder(tmp_path, run.config)
+            Run.create(folder, run.config)
+            scores = {"nll": 0.25, "ece_pooled_debiased": 0.5, "seconds": 1.0}
+            (folder / "summary.json").write_text(json.dumps({run.config.algorithm_name: scores}))
+    text = page("transfer", "mini", tmp_path, first=7)
+    assert text is not None
+    assert "--first-seed 7 --seeds 1 --only 'speakers' --only 'digits, labels'\n" in text
+    assert rows_of(text, "NLL") == {row.name: ["0.250", "0.250"] for row in ITEMS["transfer"].rows}
+    assert "30 rounds at every scale" in text and "CIFAR-10" not in text
+    assert "Client compute" not in text  # its columns have sizes of their own

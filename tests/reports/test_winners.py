@@ -39,3 +39,14 @@ def test_other_clients_examples_or_seeds_are_no_pairs(tmp_path: Path, other: dic
     good = write_run(tmp_path / "good", clients=12, skill=6.0)
     bad = write_run(tmp_path / "bad", **{"clients": 12, "skill": 1.0, **other})  # type: ignore[arg-type]
     assert all(over_clients(rows({"good": good, "bad": bad}), key) == set() for key in PAIRED)
+
+
+def test_training_parts_may_differ_but_not_the_data_that_are_judged(tmp_path: Path) -> None:
+    """FedBE moves training inputs to the server, and is judged on the test data of all."""
+    runs = rows({name: write_run(tmp_path / name, clients=12, skill=s) for name, s in (("good", 6.0), ("bad", 1.0))})
+    for key, found in (("public_fraction", {"good"}), ("calibration_fraction", {"good"}), ("alpha", set())):
+        (bad,) = runs["bad"]
+        other = bad._replace(tables={**bad.tables, "data": {**bad.tables["data"], key: 0.04}})
+        (good,) = runs["good"]
+        mine = good._replace(tables={**good.tables, "data": {**good.tables["data"], key: 0.0}})
+        assert over_clients({"good": [mine], "bad": [other]}, "nll") == found
