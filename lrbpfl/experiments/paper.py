@@ -115,7 +115,7 @@ def _config(row: Row, column: Column, scale: Scale, seed: int, workers: int) -> 
 
 
 # Rates that validation data favour in federations of the size of `mini`, where they are not the defaults:
-# docs/recipe.md.
+# docs/studies/recipe-fixed-masks.md.
 TUNED: dict[str, dict[str, Any]] = {
     "fedavg": {"weights": "kaiming"},
     "fedbe": {"weights": "kaiming", "lr": 0.1, "temperature": 1.0},
