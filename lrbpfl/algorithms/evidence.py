@@ -1,6 +1,7 @@
 """What held-out examples say of a client's masks: how likely each candidate makes them, and what each rank is worth."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,14 +26,14 @@ def log_likelihood(logits: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def of_noises(
-    network: MaskedNetwork, W: Params, masks: Masks, sizes: list[float], noise: Tensor, held: Data, log_prior: Tensor
+    logits: Callable[[Tensor], Tensor], masks: Masks, sizes: Sequence[float], noise: Tensor, y: Tensor
 ) -> Tensor:
-    """The log-likelihoods of held-out examples with standard deviations so many times as large: (sizes, examples).
+    """The log-likelihoods of examples with standard deviations so many times as large: (sizes, examples).
 
-    `noise` (samples, n) is the same for all; `held.x` is what comes before the masks.
+    `logits` are theirs under draws (samples, n) of the posterior; `noise` (samples, n) is the same for all sizes.
     """
     draws = (sample(widened(masks, size), noise) for size in sizes)
-    return torch.stack([log_likelihood(network.logits(W, drawn, held.x) + log_prior, held.y) for drawn in draws])
+    return torch.stack([log_likelihood(logits(drawn), y) for drawn in draws])
 
 
 @torch.no_grad()

@@ -247,12 +247,13 @@ class LRBPFL:
         with torch.no_grad():
             held = Data(network.before(W, held.x), held.y)
         noise = masking.draw(reached[ballots.CAUTIOUS[0]], self.predict_samples, rng)  # the same for all candidates
-        sizes = [self.noise * size for size in ballots.NOISES]
-        judged = {
-            place: evidence.of_noises(network, W, masks, sizes, noise, held, log_prior)
-            for place, masks in reached.items()
-        }
+        scales, sizes = scales_of(self, gates), [self.noise * size for size in ballots.NOISES]
+
+        def logits(draws: Tensor) -> Tensor:
+            return network.logits(W, draws, held.x, scales) + log_prior
+
+        votes = {at: evidence.of_noises(logits, masks, sizes, noise, held.y) for at, masks in reached.items()}
         if self.ranks == "evidence" and ballot:
             masks = reached[ballots.chosen(ballot)[0]]
             gates = evidence.weighed(network, W, masks, gates, held, log_prior)
-        return ballots.cast(judged), gates
+        return ballots.cast(votes), gates

@@ -137,6 +137,8 @@ def inputs(x: Tensor) -> Tensor:
 def caller(model: nn.Module) -> Call:
     """The model as a function of parameters and inputs, made once for many calls; the module is never changed."""
     places = _places(model)
+    if not places:  # as before a first layer: nothing to put in its place
+        return lambda params, x: model(inputs(x))
 
     def call(params: Params, x: Tensor) -> Tensor:
         held = {place: params[name] for place, name in places.items()}

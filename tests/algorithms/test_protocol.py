@@ -17,7 +17,7 @@ def test_who_wishes_what() -> None:
         "lr-bpfl": Wishes(label_prior=1.0),
         "fedbe": Wishes(public_fraction=0.04),
     }
-    assert [wishes_of(LRBPFL(**fields)) for fields in LRBPFL.PRESETS.values()] == [Wishes(), Wishes()]
+    assert [wishes_of(LRBPFL(**fields)) for fields in LRBPFL.PRESETS.values()] == [Wishes()]
     assert wishes_of(LRBPFL(label_prior=0.5)) == Wishes(label_prior=0.5)
 
 
