@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lrbpfl import trees
-from lrbpfl.core.network import Layer, check, forward, init_params, inputs, maskable, parted
+from lrbpfl.core.network import Layer, caller, check, forward, init_params, inputs, maskable, parted
 from lrbpfl.core.objective import masked_network
 from lrbpfl.errors import BadInput
 from lrbpfl.models import cnn
@@ -249,3 +249,26 @@ def shared() -> nn.Sequential:
 def test_other_models_and_sequences_that_share_a_parameter_are_not(model: nn.Module, name: str) -> None:
     before, after = parted(model, [name])
     assert after is model and not list(before.children())
+
+
+def test_layer_by_layer_is_the_same_as_all_at_once() -> None:
+    """A plain Sequential, one with a shared layer, one without a bias: the same bits as torch's own substitution."""
+    shared = nn.Linear(6, 6)
+    for model in (
+        nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)),
+        nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(6, 3, bias=False)),
+    ):
+        params = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+        x = torch.randn(4, 6)
+        assert torch.equal(caller(model)(params, x), torch.func.functional_call(model, params, (x,)))
+
+
+def test_hooks_are_heard() -> None:
+    model = nn.Sequential(nn.Linear(6, 3))
+    heard: list[int] = []
+    call = caller(model)
+    handle = model[0].register_forward_hook(lambda module, args, out: heard.append(len(out)))
+    call(dict(model.named_parameters()), torch.zeros(4, 6))
+    handle.remove()
+    call(dict(model.named_parameters()), torch.zeros(4, 6))
+    assert heard == [4]
