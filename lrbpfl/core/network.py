@@ -143,7 +143,8 @@ def caller(model: nn.Module) -> Call:
     """
     places = _places(model)
     layers = list(model.named_children())
-    plain = type(model) is nn.Sequential and all(type(m) is nn.Linear or not _has_state(m) for _, m in layers)
+    plain = type(model) is nn.Sequential and len(layers) == len(model)  # no layer stands in two places
+    plain = plain and all(type(m) is nn.Linear or next(m.parameters(), None) is None for _, m in layers)
 
     def call(params: Params, x: Tensor) -> Tensor:
         h = inputs(x)
@@ -160,10 +161,6 @@ def caller(model: nn.Module) -> Call:
         return h
 
     return call
-
-
-def _has_state(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 def forward(model: nn.Module, params: Params, x: Tensor) -> Tensor:

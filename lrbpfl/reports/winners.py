@@ -15,7 +15,7 @@ BOLD = (
     "Bold: the best, and all that the 95 % interval of the paired difference does not tell from it; "
     "nothing where that is everybody"
 )
-SEEDS = 3  # from so many on they are compared, and clients where there are fewer
+SEEDS = 5  # from so many on they are compared, and clients where there are fewer: three tell little apart
 LARGER = {"accuracy"}  # is better; of all other scores, smaller
 PAIRED = ("accuracy", "nll", "brier", "ece_pooled", "ece_mean")  # scores that clients can be compared by
 TRAINING = {"data.public_fraction", "data.calibration_fraction"}  # change what clients train on, not what is judged
