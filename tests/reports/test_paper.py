@@ -84,7 +84,7 @@ def test_the_best_over_seeds_is_bold_where_it_is_always_better(finish: Finish, t
     text = page("toy", "mini", tmp_path)
     assert text is not None
     table = rows_of(text, "Accuracy")
-    assert table["slow"][0] == "**66.40 ± 10.41**" and table["fedavg"][2] == "**20.00 ± 0.00**"
+    assert table["slow"][0] == "**66.40 ± 10.50**" and table["fedavg"][2] == "**20.00 ± 0.00**"
     assert str(table).count("**") == 4
     assert "**" not in str(rows_of(text, "ECE"))  # once worse: a mean that is better proves nothing
     assert rows_of(text, "Mean rank")["slow"] == ["1.00 ± 0.00", "–"]
