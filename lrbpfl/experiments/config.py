@@ -41,9 +41,7 @@ class DataSection(Section):
     """Which data, and who gets what."""
 
     dataset: str = "speakers"  # speakers, digits, cifar10, cifar100, or a folder of client-name.npz files
-    partition: str | None = (
-        None  # labels, dirichlet, size or natural; None: natural if the data have clients, or labels
-    )
+    partition: str | None = None  # labels, dirichlet, size, natural; None: natural if the data have clients, or labels
     clients: Count = 10  # K; a natural partition brings its own
     labels_per_client: Count = 2
     balanced: bool = True  # a class is shared equally among its clients
