@@ -171,8 +171,8 @@ def test_a_run_killed_again_and_again_ends_in_the_same_bits(name: str, tmp_path:
     config, path, rng = digits(name), tmp_path / "killed", random.Random(name)
     run(config, tmp_path / "whole")
     # Kill at any time after the start, and then some time after a round, until it is nearly through.
-    waits = [(0, rng.uniform(0.0, 0.3)), (0, rng.uniform(0.1, 0.5))]
-    waits += [(t, rng.uniform(0.0, 0.05)) for t in (1, 3, 5, 7)]
+    waits = [(0, rng.uniform(0.0, 0.1)), (0, rng.uniform(0.0, 0.1))]
+    waits += [(t, rng.uniform(0.0, 0.02)) for t in (1, 2, 3, 5, 7)]
     killed = 0
     for rounds, delay in waits:
         process = fork(config, path)
