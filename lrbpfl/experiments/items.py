@@ -200,7 +200,7 @@ ITEMS = {
         (Score("ece_pooled"), *FURTHER),
     ),
     "transfer": Item(
-        "Beyond the paper: data nobody tuned for, every method as it comes",
+        "Beyond the paper: clients that differ, every method as it comes",
         [*ALL, TEMPERED],
         TRANSFER,
         tuple(map(Score, ("nll", "accuracy", "ece_pooled_debiased", "ece_pooled", "ece_worst", "rank"))),

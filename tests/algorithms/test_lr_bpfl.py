@@ -15,7 +15,6 @@ from lrbpfl.algorithms import ballots
 from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.algorithms.lr_bpfl import LRBPFL, Client, Message, Personal
 from lrbpfl.algorithms.protocol import Task
-from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data
 from lrbpfl.core.gates import rank
 from lrbpfl.core.masks import Gates
@@ -318,24 +317,37 @@ def test_the_network_steps_under_the_adapted_mask(toy: Toy) -> None:
         torch.testing.assert_close(up.W[name], (w - 0.1 * w.grad).detach(), rtol=1e-4, atol=1e-6)
 
 
+class Whole(nn.Module):
+    """A model that cannot be parted before its masked layer."""
+
+    def __init__(self, net: nn.Sequential) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out
+
+
 def test_what_comes_before_the_masks_is_computed_once_and_changes_nothing(toy: Toy) -> None:
-    """Masks on the last layers of a model: the same mask, whether its inputs are kept or computed batch by batch."""
-    model = nn.Sequential(nn.Conv1d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(30, 4))
-    task = Task(model, num_classes=4, label_prior=0.0)
+    """The same mask as in a model of one piece, whose first layers run again in every step."""
+    net = nn.Sequential(nn.Conv1d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(30, 4))
     data = Data(x=toy.train[0].x[:, None], y=toy.train[0].y)
-    algorithm = LRBPFL(mask_steps=6, batch_size=len(data.y), mask_optimiser="sgd", calibration=0.0)
-    server = algorithm.init_server(task, generator(0))
-    client = algorithm.init_client(task, generator(0))
+    algorithm = LRBPFL(mask_steps=6, calibration=0.0)
     calls: list[int] = []
-    handle = model[0].register_forward_hook(lambda module, args, out: calls.append(len(args[0])))
-    down = algorithm.broadcast(task, server, 0)
-    kept = algorithm.personalise(task, down, client, data, generator(0, "batches"))
+    net[0].register_forward_hook(lambda module, args, out: calls.append(len(args[0])))
+
+    def adapted(model: nn.Module) -> Personal:
+        task = Task(model, num_classes=4, label_prior=0.0)
+        server = algorithm.init_server(task, generator(0))
+        client = algorithm.init_client(task, generator(0, "client"))
+        return algorithm.personalise(task, algorithm.broadcast(task, server, 0), client, data, generator(0, "steps"))
+
+    parted = adapted(net)
     assert calls == [len(data.y)]
-    handle.remove()
-    whole = LRBPFL(mask_steps=6, batch_size=len(data.y), mask_optimiser="sgd", calibration=0.0, mask_layers="all")
-    layout = masking.layout(maskable(model, "all"), dict.fromkeys(maskable(model, "all"), torch.tensor([math.inf] * 2)))
-    everywhere = whole.personalise(task, down, whole.init_client(task, generator(0)), data, generator(0, "batches"))
-    assert len(kept.masks.mean) == 2 * 34 and len(everywhere.masks.mean) == sum(layout.sizes)
+    whole = adapted(Whole(net))
+    assert len(calls) == 1 + 6
+    torch.testing.assert_close(parted.masks, whole.masks)
 
 
 @pytest.mark.parametrize("update", ["coordinate", "joint"])
