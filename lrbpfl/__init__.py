@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lrbpfl.engines.processes import Processes as Processes
     from lrbpfl.engines.serial import Serial as Serial
     from lrbpfl.engines.work import ClientData as ClientData
-    from lrbpfl.engines.work import Federation as Federation
+    from lrbpfl.engines.work import Setup as Setup
     from lrbpfl.errors import BadInput as BadInput
 
 # Where the public names live. They are imported when first used, so that `lrbpfl --help` need not wait for torch.
@@ -27,7 +27,7 @@ _HOMES = {
     "Processes": "lrbpfl.engines.processes",
     "Serial": "lrbpfl.engines.serial",
     "ClientData": "lrbpfl.engines.work",
-    "Federation": "lrbpfl.engines.work",
+    "Setup": "lrbpfl.engines.work",
     "BadInput": "lrbpfl.errors",
 }
 __all__ = list(_HOMES)

@@ -12,7 +12,7 @@ from rich.console import Console
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.cli.progress import Display
 from lrbpfl.experiments import comparison, config, runner, tracking
-from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.store import Run, refuse_existing
 from lrbpfl.reports.collect import collect
 from lrbpfl.reports.tables import best_of, footnote, new_clients_table, summary_table
@@ -36,9 +36,9 @@ def run(
     made = config.parse(tables)
     out = out or _fresh(f"{made.algorithm_name}-{made.data.dataset}")
     refuse_existing(out)  # before data are loaded, which may take long
-    federation = build_federation(made, progress=not quiet)
+    setup = build_setup(made, progress=not quiet)
     with resumable(out, _go_on(track)), Display(quiet=quiet, track=track) as display:
-        summary = runner.start(made, out, federation, display.progress(made.algorithm_name, made))
+        summary = runner.start(made, out, setup, display.progress(made.algorithm_name, made))
     _tell(summary, out)
 
 

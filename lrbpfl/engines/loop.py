@@ -9,7 +9,7 @@ import torch
 
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
-from lrbpfl.engines.work import Evaluated, Federation, Trained, check_federation, granted, one_thread
+from lrbpfl.engines.work import Evaluated, Setup, Trained, check_setup, granted, one_thread
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
@@ -49,7 +49,7 @@ class Evaluation(NamedTuple):
 class Engine(Protocol):
     """A map over clients. It owns processes, devices and data, and what each client keeps between rounds."""
 
-    federation: Federation  # granted
+    setup: Setup  # granted
     states: dict[int, Tree]
 
     def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
@@ -100,13 +100,13 @@ def federate(
     `task.num_clients` on, are in no cohort and evaluated after the last round only. A client without a valid upload
     takes no part in the round; a round without any leaves the server as it is.
     """
-    algorithm, task, clients, seed, *_ = engine.federation
-    training = engine.federation.training
+    algorithm, task, clients, seed, *_ = engine.setup
+    training = engine.setup.training
     if not 1 <= cohort <= len(training):
         raise BadInput(f"a cohort of {cohort} cannot be drawn from {len(training)} clients")
-    check_federation(engine.federation)
-    if granted(engine.federation) is not engine.federation:
-        raise TypeError(f"{type(engine).__name__} runs a federation with open wishes: engines run granted(federation)")
+    check_setup(engine.setup)
+    if granted(engine.setup) is not engine.setup:
+        raise TypeError(f"{type(engine).__name__} runs a setup with open wishes: engines run granted(setup)")
     first, server = start or (0, algorithm.init_server(task, generator(seed, "server")))
     for t in range(first, rounds):
         began = time.perf_counter()

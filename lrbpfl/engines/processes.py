@@ -17,7 +17,7 @@ from lrbpfl.engines.loop import Evaluation, Reply
 from lrbpfl.engines.slots import read, room, to_arrays, to_tensors, write
 from lrbpfl.engines.work import (
     Evaluated,
-    Federation,
+    Setup,
     Trained,
     evaluate_client,
     fresh_state,
@@ -47,13 +47,13 @@ Answer = Trained | Evaluated | str  # the string says what the client's code rai
 class Worker:
     """A process, the pipe to it and the block of memory they share."""
 
-    def __init__(self, federation: Federation, capacity: int) -> None:
+    def __init__(self, setup: Setup, capacity: int) -> None:
         # Forked workers share the data with this process; where forking is unsafe, they get copies.
-        fork = sys.platform == "linux" and federation.device == "cpu"
+        fork = sys.platform == "linux" and setup.device == "cpu"
         context = multiprocessing.get_context("fork") if fork else multiprocessing.get_context("spawn")
         self.slot = torch.empty(capacity, dtype=torch.uint8).share_memory_()
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(federation, theirs, self.slot), daemon=True)
+        self.process = context.Process(target=serve, args=(setup, theirs, self.slot), daemon=True)
         self.process.start()
         theirs.close()
         self.job: Job | None = None
@@ -88,7 +88,7 @@ class Worker:
         return code
 
 
-def serve(federation: Federation, pipe: Connection, slot: Tensor) -> None:
+def serve(setup: Setup, pipe: Connection, slot: Tensor) -> None:
     """The life of a worker: take a job, do it, answer; end when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
@@ -98,19 +98,19 @@ def serve(federation: Federation, pipe: Connection, slot: Tensor) -> None:
     while pipe in wait([pipe, parent.sentinel]):
         try:
             what, places, arrays, t, k = pipe.recv()
-            pipe.send(_answer(federation, what, read(places, slot), to_tensors(arrays), t, k, slot))
+            pipe.send(_answer(setup, what, read(places, slot), to_tensors(arrays), t, k, slot))
         except (EOFError, OSError):
             return
 
 
-def _answer(federation: Federation, what: str, message: Tree, state: Tree, t: int, k: int, slot: Tensor) -> Answer:
+def _answer(setup: Setup, what: str, message: Tree, state: Tree, t: int, k: int, slot: Tensor) -> Answer:
     """Do one job; an update's upload is left in the slot if it fits (a valid one does: it has the message's size)."""
     try:
         message = trees.tree_map(torch.clone, message)  # what the client keeps of it must outlive the slot
         if what == "evaluate":
-            evaluated = evaluate_client(federation, message, state, t, k)
+            evaluated = evaluate_client(setup, message, state, t, k)
             return evaluated._replace(personal=to_arrays(evaluated.personal))
-        trained = update_client(federation, message, state, t, k)
+        trained = update_client(setup, message, state, t, k)
         fits = room(trained.upload) <= len(slot)
         upload = write(trained.upload, slot) if fits else to_arrays(trained.upload)
         return trained._replace(upload=upload, state=to_arrays(trained.state))
@@ -125,12 +125,12 @@ class Processes:
     is skipped in this round. The replies say so.
     """
 
-    def __init__(self, federation: Federation, workers: int) -> None:
+    def __init__(self, setup: Setup, workers: int) -> None:
         if workers < 1:
             raise BadInput(f"{workers} workers cannot run anything: at least one is needed")
         # The first optimiser of a process imports for a second: do it here, before workers are forked.
         torch.optim.SGD([torch.zeros(1)], lr=0.0)
-        self.federation = granted(federation)
+        self.setup = granted(setup)
         self.states: dict[int, Tree] = {}
         self._staged: dict[int, Tree] = {}
         self._size = workers
@@ -142,7 +142,7 @@ class Processes:
         for job, answer in self._map("update", messages, t):
             if isinstance(answer, Trained):
                 self._staged[job.k] = answer.state
-                yield Reply.of(job.k, len(self.federation.clients[job.k].train.y), answer, job.deaths)
+                yield Reply.of(job.k, len(self.setup.clients[job.k].train.y), answer, job.deaths)
             else:
                 yield Reply.failed(job.k, str(answer), job.deaths)
 
@@ -197,7 +197,7 @@ class Processes:
             job, answer = worker.job, worker.receive()
             if answer is None:
                 job = job._replace(deaths=(*job.deaths, f"its worker died (exit code {worker.stop()})"))
-                self._workers[i] = Worker(self.federation, len(worker.slot))
+                self._workers[i] = Worker(self.setup, len(worker.slot))
                 if len(job.deaths) < TRIES:
                     jobs.appendleft(job)
                     continue
@@ -209,7 +209,7 @@ class Processes:
         if any(len(worker.slot) < capacity for worker in self._workers):
             self.close()
         while len(self._workers) < number:
-            self._workers.append(Worker(self.federation, max(capacity, 1)))
+            self._workers.append(Worker(self.setup, max(capacity, 1)))
 
     def _state(self, k: int) -> Tree:
-        return self.states[k] if k in self.states else fresh_state(self.federation, k)
+        return self.states[k] if k in self.states else fresh_state(self.setup, k)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from lrbpfl.engines.loop import Evaluation, Reply
 from lrbpfl.engines.work import (
-    Federation,
+    Setup,
     evaluate_client,
     fresh_state,
     granted,
@@ -18,9 +18,9 @@ from lrbpfl.trees import Tree
 class Serial:
     """Runs clients here. A client that raises is skipped in this round; what it raised is in its reply."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, setup: Setup) -> None:
         keep_memory()
-        self.federation = granted(federation)
+        self.setup = granted(setup)
         self.states: dict[int, Tree] = {}
         self._staged: dict[int, Tree] = {}
 
@@ -30,12 +30,12 @@ class Serial:
         for k, message in messages.items():
             try:
                 with one_thread():
-                    trained = update_client(self.federation, message, self._state(k), t, k)
+                    trained = update_client(self.setup, message, self._state(k), t, k)
             except Exception as error:  # whatever a client's code raises must not end the run
                 yield Reply.failed(k, error)
                 continue
             self._staged[k] = trained.state
-            yield Reply.of(k, len(self.federation.clients[k].train.y), trained)
+            yield Reply.of(k, len(self.setup.clients[k].train.y), trained)
 
     def accept(self, k: int) -> None:
         """The server took client k's upload: keep the state that came with it."""
@@ -46,7 +46,7 @@ class Serial:
         for k, message in messages.items():
             try:
                 with one_thread():
-                    result = evaluate_client(self.federation, message, self._state(k), t, k)
+                    result = evaluate_client(self.setup, message, self._state(k), t, k)
             except Exception as error:
                 yield Evaluation(k, None, f"{type(error).__name__}: {error}")
                 continue
@@ -56,4 +56,4 @@ class Serial:
         """Nothing to let go."""
 
     def _state(self, k: int) -> Tree:
-        return self.states[k] if k in self.states else fresh_state(self.federation, k)
+        return self.states[k] if k in self.states else fresh_state(self.setup, k)

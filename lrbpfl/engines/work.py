@@ -29,7 +29,7 @@ class ClientData(NamedTuple):
     calibration: Data | None = None  # kept from training: what temperatures are fitted on
 
 
-class Federation(NamedTuple):
+class Setup(NamedTuple):
     """What stays the same during a run and is known wherever clients run.
 
     Where the task does not say, the algorithm has its wishes: a label prior, or inputs at the server, for which a share
@@ -57,53 +57,53 @@ class Federation(NamedTuple):
         return trees.tree_map(lambda leaf: leaf.to(self.device).contiguous(), tree)
 
 
-def granted(federation: Federation) -> Federation:
-    """The federation as it runs: what its task leaves open is what its algorithm asks for, and all clients take part.
+def granted(setup: Setup) -> Setup:
+    """The setup as it runs: what its task leaves open is what its algorithm asks for, and all clients take part.
 
-    Every engine starts with this; a federation that leaves nothing open comes back as it is.
+    Every engine starts with this; a setup that leaves nothing open comes back as it is.
     """
-    wishes = wishes_of(federation.algorithm)
-    if not federation.task.num_clients:
-        federation = federation._replace(task=federation.task._replace(num_clients=len(federation.clients)))
-    if federation.task.label_prior is None:
-        federation = federation._replace(task=federation.task._replace(label_prior=wishes.label_prior))
-    if federation.task.public is None and wishes.public_fraction:
-        federation = _with_public(federation, wishes.public_fraction)
-    return federation
+    wishes = wishes_of(setup.algorithm)
+    if not setup.task.num_clients:
+        setup = setup._replace(task=setup.task._replace(num_clients=len(setup.clients)))
+    if setup.task.label_prior is None:
+        setup = setup._replace(task=setup.task._replace(label_prior=wishes.label_prior))
+    if setup.task.public is None and wishes.public_fraction:
+        setup = _with_public(setup, wishes.public_fraction)
+    return setup
 
 
-def _with_public(federation: Federation, fraction: float) -> Federation:
+def _with_public(setup: Setup, fraction: float) -> Setup:
     """This share of each training client's examples moved to the server, without labels; never a client's last one."""
-    _check_clients(federation)
-    clients, public = list(federation.clients), []
-    for k in federation.training:
+    _check_clients(setup)
+    clients, public = list(setup.clients), []
+    for k in setup.training:
         x, y = clients[k].train
         gone = min(round(fraction * len(y)), len(y) - 1)
-        order = torch.from_numpy(numpy_generator(federation.seed, "public", k).permutation(len(y)))
+        order = torch.from_numpy(numpy_generator(setup.seed, "public", k).permutation(len(y)))
         kept = order[gone:].sort().values
         public.append(x[order[:gone]])
         clients[k] = clients[k]._replace(train=Data(x=x[kept], y=y[kept]))
-    task = federation.task._replace(public=torch.cat(public))
-    return federation._replace(task=task, clients=tuple(clients))
+    task = setup.task._replace(public=torch.cat(public))
+    return setup._replace(task=task, clients=tuple(clients))
 
 
-def check_federation(federation: Federation) -> None:
+def check_setup(setup: Setup) -> None:
     """Refuse what would spoil a run later on, in a sentence that names it: the model, a client's data, the task.
 
     Which task an algorithm can work on it says itself, when it makes the server's first state.
     """
-    check(federation.task.model)
-    _check_clients(federation)
-    algorithm, task, _, seed, *_ = granted(federation)
+    check(setup.task.model)
+    _check_clients(setup)
+    algorithm, task, _, seed, *_ = granted(setup)
     algorithm.init_server(task, generator(seed, "server"))
 
 
-def _check_clients(federation: Federation) -> None:
-    if len(federation.training) > len(federation.clients):
-        said = f"the task says that {len(federation.training)} clients take part"
-        raise BadInput(f"{said}, and the federation has {len(federation.clients)}")
-    classes = federation.task.num_classes
-    for client in federation.clients:
+def _check_clients(setup: Setup) -> None:
+    if len(setup.training) > len(setup.clients):
+        said = f"the task says that {len(setup.training)} clients take part"
+        raise BadInput(f"{said}, and the setup has {len(setup.clients)}")
+    classes = setup.task.num_classes
+    for client in setup.clients:
         parts = {"train": client.train, "test": client.test, "calibration": client.calibration}
         for part, (x, y) in ((name, data) for name, data in parts.items() if data is not None):
             where = f"client {client.name!r}: its {part} data"
@@ -134,26 +134,26 @@ class Evaluated(NamedTuple):
     calibration: Predictions | None = None  # on what was kept from training, if anything was
 
 
-def update_client(federation: Federation, message: Tree, state: Tree, t: int, k: int) -> Trained:
+def update_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> Trained:
     """Round t at client k."""
     began = time.perf_counter()
-    algorithm, _, clients, seed, *_ = federation
-    message, state, data = (federation.to_device(tree) for tree in (message, state, clients[k].train))
+    algorithm, _, clients, seed, *_ = setup
+    message, state, data = (setup.to_device(tree) for tree in (message, state, clients[k].train))
     rng = generator(seed, "update", t, k)
-    upload, state, info = algorithm.client_update(federation.task_of(t), message, state, data, rng)
+    upload, state, info = algorithm.client_update(setup.task_of(t), message, state, data, rng)
     upload, state = (trees.tree_map(lambda leaf: leaf.cpu(), tree) for tree in (upload, state))
     return Trained(upload=upload, state=state, info=info, seconds=time.perf_counter() - began)
 
 
-def evaluate_client(federation: Federation, message: Tree, state: Tree, t: int, k: int) -> Evaluated:
+def evaluate_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> Evaluated:
     """Client k's own model after t rounds, on its own test data and on what it kept from training."""
     began = time.perf_counter()
-    algorithm, task, clients, seed, *_ = federation
-    message, state, train = (federation.to_device(tree) for tree in (message, state, clients[k].train))
+    algorithm, task, clients, seed, *_ = setup
+    message, state, train = (setup.to_device(tree) for tree in (message, state, clients[k].train))
     personal = algorithm.personalise(task, message, state, train, generator(seed, "personalise", t, k))
 
     def predictions(data: Data, address: str) -> Predictions:
-        x = federation.to_device(data.x)
+        x = setup.to_device(data.x)
         return reduce(algorithm.predict(task, personal, x, generator(seed, address, t, k)).cpu(), data.y.cpu())
 
     calibration = clients[k].calibration
@@ -167,9 +167,9 @@ def evaluate_client(federation: Federation, message: Tree, state: Tree, t: int, 
     )
 
 
-def fresh_state(federation: Federation, k: int) -> Tree:
+def fresh_state(setup: Setup, k: int) -> Tree:
     """The state of client k before it ever took part."""
-    return federation.algorithm.init_client(federation.task, generator(federation.seed, "client", k))
+    return setup.algorithm.init_client(setup.task, generator(setup.seed, "client", k))
 
 
 def own_part(personal: Tree, message: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -20,7 +20,7 @@ from lrbpfl.core.network import Params, forward, init_params, maskable
 from lrbpfl.core.objective import free_energy, masked_network, nll
 from lrbpfl.engines.loop import Engine
 from lrbpfl.engines.processes import Processes
-from lrbpfl.engines.work import ClientData, Federation, keep_memory, one_thread
+from lrbpfl.engines.work import ClientData, Setup, keep_memory, one_thread
 from lrbpfl.models import cnn
 from lrbpfl.rng import generator
 
@@ -151,8 +151,8 @@ def measure_workers(repeats: int) -> dict[str, float]:
 
     clients = tuple(ClientData(name=str(k), train=data(100), test=data(1)) for k in range(CLIENTS))
     algorithm = LRBPFL(calibration=0.0, mask_steps=STEPS // 2, model_steps=STEPS // 2, predict_samples=1)
-    federation = Federation(algorithm=algorithm, task=Task(cnn(10), 10), clients=clients, seed=0)
-    engines: dict[str, Engine] = {str(n): Processes(federation, n) for n in (1, 2)}
+    setup = Setup(algorithm=algorithm, task=Task(cnn(10), 10), clients=clients, seed=0)
+    engines: dict[str, Engine] = {str(n): Processes(setup, n) for n in (1, 2)}
     try:
         return best({name: partial(_round, engine) for name, engine in engines.items()}, repeats)
     finally:
@@ -162,7 +162,7 @@ def measure_workers(repeats: int) -> dict[str, float]:
 
 def _round(engine: Engine) -> None:
     """The first round; a client that fails is quick, and must not be taken for a fast one."""
-    algorithm, task, *_ = engine.federation
+    algorithm, task, *_ = engine.setup
     server = algorithm.init_server(task, generator(0, "server"))
     for reply in engine.update({k: algorithm.broadcast(task, server, k) for k in range(CLIENTS)}, 0):
         if reply.failure:

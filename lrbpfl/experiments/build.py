@@ -16,14 +16,14 @@ from lrbpfl.data.partition import Indices
 from lrbpfl.engines.loop import Engine
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
-from lrbpfl.engines.work import ClientData, Federation, check_federation
+from lrbpfl.engines.work import ClientData, Setup, check_setup
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.config import Config, DataSection, FederationSection
 from lrbpfl.experiments.deal import Group, deal_groups, shift_group
 from lrbpfl.models import MODELS
 
 
-def build_federation(config: Config, *, progress: bool = False) -> Federation:
+def build_setup(config: Config, *, progress: bool = False) -> Setup:
     """Load and deal the data, make the model; everything that can be wrong is found out here."""
     dataset = load(config.data.dataset, progress=progress)
     training, *new = deal_groups(dataset, config.data, config.federation.seed)
@@ -47,7 +47,7 @@ def build_federation(config: Config, *, progress: bool = False) -> Federation:
         num_clients=trainers,
         class_names=dataset.class_names,
     )
-    federation = Federation(
+    setup = Setup(
         algorithm=config.algorithm,
         task=task,
         clients=tuple(clients),
@@ -55,19 +55,19 @@ def build_federation(config: Config, *, progress: bool = False) -> Federation:
         device=_device(config.engine.device),
         paces=_paces(config.federation),
     )
-    check_federation(federation)
-    return federation
+    check_setup(setup)
+    return setup
 
 
 def _paces(config: FederationSection) -> tuple[float, ...]:
     return tuple(pace(config.schedule, t, config.rounds) for t in range(config.rounds))
 
 
-def build_engine(config: Config, federation: Federation) -> Engine:
+def build_engine(config: Config, setup: Setup) -> Engine:
     """The engine the configuration asks for."""
     if config.engine.kind == "serial":
-        return Serial(federation)
-    return Processes(federation, config.engine.workers or cores())
+        return Serial(setup)
+    return Processes(setup, config.engine.workers or cores())
 
 
 def cores() -> int:

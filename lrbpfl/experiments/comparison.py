@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lrbpfl.algorithms.protocol import wishes_of
-from lrbpfl.engines.work import Federation, check_federation
+from lrbpfl.engines.work import Setup, check_setup
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import Config, DataSection, make_algorithm, parse, unknown
 from lrbpfl.experiments.runner import Progress, resume, start
 from lrbpfl.experiments.store import create_directory, read_tables, versions, write_file
@@ -41,23 +41,23 @@ def compare(
     configs: Mapping[str, Config], path: Path, progress: Callable[[str, Config], Progress], *, loading: bool = False
 ) -> dict[str, Any]:
     """A new comparison; its summary."""
-    federations = _federations(configs, loading=loading)
+    setups = _setups(configs, loading=loading)
     create_directory(path, _tables(configs))
     summary: dict[str, Any] = {}
     for name, config in configs.items():
-        summary |= start(config, _folder(path, name), federations[name], progress(name, config))
+        summary |= start(config, _folder(path, name), setups[name], progress(name, config))
     return _finish(path, summary)
 
 
-def _federations(configs: Mapping[str, Config], *, loading: bool) -> dict[str, Federation]:
-    """Everybody's federation: the same clients, but that a tempered run keeps a part of its training data aside."""
-    dealt: dict[DataSection, Federation] = {}
-    found: dict[str, Federation] = {}
+def _setups(configs: Mapping[str, Config], *, loading: bool) -> dict[str, Setup]:
+    """Everybody's setup: the same clients, but that a tempered run keeps a part of its training data aside."""
+    dealt: dict[DataSection, Setup] = {}
+    found: dict[str, Setup] = {}
     for name, config in configs.items():
         if config.data not in dealt:
-            dealt[config.data] = build_federation(config, progress=loading)
+            dealt[config.data] = build_setup(config, progress=loading)
         found[name] = dealt[config.data]._replace(algorithm=config.algorithm)
-        check_federation(found[name])
+        check_setup(found[name])
     return found
 
 
@@ -84,8 +84,8 @@ def resume_comparison(
         if folder.exists():
             summary |= resume(folder, progress(name, config), loading=loading)
         else:
-            federation = build_federation(config, progress=loading)
-            summary |= start(config, folder, federation, progress(name, config))
+            setup = build_setup(config, progress=loading)
+            summary |= start(config, folder, setup, progress(name, config))
     return _finish(path, summary)
 
 

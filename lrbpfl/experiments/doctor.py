@@ -14,7 +14,7 @@ from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import config as configuration
-from lrbpfl.experiments.build import build_federation, cores
+from lrbpfl.experiments.build import build_setup, cores
 from lrbpfl.experiments.store import versions
 from lrbpfl.metrics import summarise
 
@@ -57,9 +57,9 @@ def _self_test() -> Finding:
     """A small federation, once in this process and once in two workers: it must learn, and agree to the bit."""
     began = time.perf_counter()
     config = configuration.parse({"data": {"dataset": "digits", "clients": 5, "train_fraction": 0.3}})
-    federation = build_federation(config)
+    setup = build_setup(config)
     rounds = []
-    for engine in (Serial(federation), Processes(federation, 2)):
+    for engine in (Serial(setup), Processes(setup, 2)):
         try:
             *_, last = federate(engine, rounds=6, cohort=3)
         finally:

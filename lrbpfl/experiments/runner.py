@@ -10,8 +10,8 @@ from safetensors.torch import save
 
 from lrbpfl import trees
 from lrbpfl.engines.loop import Observer, Round, federate
-from lrbpfl.engines.work import Evaluated, Federation, fresh_state, granted
-from lrbpfl.experiments.build import alphas_of_new, build_engine, build_federation
+from lrbpfl.engines.work import Evaluated, Setup, fresh_state, granted
+from lrbpfl.experiments.build import alphas_of_new, build_engine, build_setup
 from lrbpfl.experiments.config import Config
 from lrbpfl.experiments.store import Run, write_file
 from lrbpfl.metrics import Predictions, scores, summarise, tempering
@@ -33,9 +33,9 @@ class Progress(NamedTuple):
     round: Callable[[Round, Mapping[str, float]], None] = lambda round, pooled: None  # pooled scores, if judged
 
 
-def start(config: Config, path: Path, federation: Federation, progress: Progress) -> dict[str, Any]:
+def start(config: Config, path: Path, setup: Setup, progress: Progress) -> dict[str, Any]:
     """A new run; its summary."""
-    return _go(Run.create(path, config), config, federation, progress)
+    return _go(Run.create(path, config), config, setup, progress)
 
 
 def resume(path: Path, progress: Progress, *, loading: bool = False) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def resume(path: Path, progress: Progress, *, loading: bool = False) -> dict[str
     if (path / "summary.json").exists():
         progress.opened(run, config)
         return read_summary(path)
-    return _go(run, config, build_federation(config, progress=loading), progress)
+    return _go(run, config, build_setup(config, progress=loading), progress)
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -71,15 +71,15 @@ def _write_names(file: Path, names: Iterable[str]) -> None:
     write_file(file, (json.dumps(list(names)) + "\n").encode())
 
 
-def _go(run: Run, config: Config, federation: Federation, progress: Progress) -> dict[str, Any]:
-    federation = granted(federation)
-    algorithm, task, _, seed, *_ = federation
+def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str, Any]:
+    setup = granted(setup)
+    algorithm, task, _, seed, *_ = setup
     template = algorithm.init_server(task, generator(seed, "server"))
-    checkpoint = run.load_checkpoint(config, template, {k: fresh_state(federation, k) for k in federation.training})
-    alphas = alphas_of_new(config.data, len(federation.training))
+    checkpoint = run.load_checkpoint(config, template, {k: fresh_state(setup, k) for k in setup.training})
+    alphas = alphas_of_new(config.data, len(setup.training))
     run.rewind(checkpoint)
     progress.opened(run, config)
-    engine = build_engine(config, federation)
+    engine = build_engine(config, setup)
     if checkpoint:
         engine.states.update(checkpoint.states)
     try:
@@ -91,20 +91,20 @@ def _go(run: Run, config: Config, federation: Federation, progress: Progress) ->
             start=(checkpoint.rounds, checkpoint.server) if checkpoint else None,
             observe=progress.client,
         ):
-            temperatures = _temperatures(config.federation.temper, federation, round)
+            temperatures = _temperatures(config.federation.temper, setup, round)
             round = _tempered(round, temperatures)
             pooled, pooled_new = _record(run, config, round, temperatures, alphas)
             if round.t + 1 == config.federation.rounds:
-                _save_results(run, federation, round, alphas)
+                _save_results(run, setup, round, alphas)
             run.save_checkpoint(config, round.t + 1, round.server, {k: engine.states[k] for k in round.accepted})
             progress.round(round, pooled)
     finally:
         engine.close()
-    judged = {k: evaluation for k, evaluation in round.evaluations.items() if k in federation.training}
-    return _summarise(run, config, federation, round._replace(evaluations=judged), pooled, pooled_new)
+    judged = {k: evaluation for k, evaluation in round.evaluations.items() if k in setup.training}
+    return _summarise(run, config, setup, round._replace(evaluations=judged), pooled, pooled_new)
 
 
-def _temperatures(how: str, federation: Federation, round: Round) -> dict[int, float]:
+def _temperatures(how: str, setup: Setup, round: Round) -> dict[int, float]:
     """The temperature of everybody judged, fitted on calibration parts: its own, or those of all training clients.
 
     Who kept nothing from training has 1 of its own. Empty if nothing is to be tempered.
@@ -114,7 +114,7 @@ def _temperatures(how: str, federation: Federation, round: Round) -> dict[int, f
     kept = {k: [e.result.calibration] for k, e in round.evaluations.items() if e.result and e.result.calibration}
     if how == "client":
         return {k: tempering.fit(kept.get(k, [])) for k in round.evaluations}
-    together = [part for k in federation.training for part in kept.get(k, [])]
+    together = [part for k in setup.training for part in kept.get(k, [])]
     return dict.fromkeys(round.evaluations, tempering.fit(together))
 
 
@@ -174,17 +174,17 @@ def _lines(
         yield {"round": number, "metric": metric, "value": value}
 
 
-def _save_results(run: Run, federation: Federation, round: Round, alphas: Mapping[int, float]) -> None:
+def _save_results(run: Run, setup: Setup, round: Round, alphas: Mapping[int, float]) -> None:
     """Names, the last round's predictions, and every client's own model as far as it is its own."""
-    _write_names(run.path / "clients.json", (client.name for client in federation.clients))
-    if federation.task.class_names is not None:
-        _write_names(run.path / "classes.json", federation.task.class_names)
+    _write_names(run.path / "clients.json", (client.name for client in setup.clients))
+    if setup.task.class_names is not None:
+        _write_names(run.path / "classes.json", setup.task.class_names)
     results = {k: e.result for k, e in round.evaluations.items() if e.result}
     if results:
         write_file(run.path / "predictions.safetensors", save(_stacked(results, alphas)))
     shared: dict[str, torch.Tensor] = {}
     for k, result in results.items():
-        message = _message(federation, round, k)
+        message = _message(setup, round, k)
         common = {name: sent for name, sent in result.shared.items() if _same(shared, sent, message[sent])}
         own = {name: message[sent] for name, sent in result.shared.items() if name not in common}
         run.save_personal(k, {**result.personal, **own}, common)
@@ -220,7 +220,7 @@ def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, float]) -> d
 def _summarise(
     run: Run,
     config: Config,
-    federation: Federation,
+    setup: Setup,
     last: Round,
     pooled: Mapping[str, float],
     pooled_new: Mapping[float, Mapping[str, float]],
@@ -234,10 +234,10 @@ def _summarise(
     def chosen(scores: Mapping[str, float]) -> dict[str, Any]:
         return {name: scores[name] for name in SCORES if name in scores}
 
-    trained = sum(len(federation.clients[k].train.y) for k in federation.training)
+    trained = sum(len(setup.clients[k].train.y) for k in setup.training)
     summary = {**chosen(pooled), "examples_train": trained}
     summary |= {name: total(name) for name in ("bytes_up", "bytes_down", "seconds")}
-    summary |= _sizes(federation, last)
+    summary |= _sizes(setup, last)
     summary |= _rank(record)
     summary["events"] = sum("event" in line for line in record)
     what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"
@@ -257,17 +257,17 @@ def _rank(record: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {"rank": sum(ranks.values()) / len(ranks)} if ranks else {}
 
 
-def _sizes(federation: Federation, last: Round) -> dict[str, int]:
+def _sizes(setup: Setup, last: Round) -> dict[str, int]:
     """Numbers in the server's state, and in the largest personal model, with what it took over from its message."""
 
     def size(k: int, result: Evaluated) -> int:
-        sent = _message(federation, last, k)
+        sent = _message(setup, last, k)
         return trees.count(result.personal) + sum(sent[name].numel() for name in result.shared.values())
 
     sizes = [size(k, e.result) for k, e in last.evaluations.items() if e.result]
     return {"parameters": max(sizes, default=0), "parameters_server": trees.count(last.server)}
 
 
-def _message(federation: Federation, round: Round, k: int) -> dict[str, torch.Tensor]:
+def _message(setup: Setup, round: Round, k: int) -> dict[str, torch.Tensor]:
     """What the server sends to client k after a round, by name."""
-    return dict(trees.named_leaves(federation.algorithm.broadcast(federation.task, round.server, k)))
+    return dict(trees.named_leaves(setup.algorithm.broadcast(setup.task, round.server, k)))

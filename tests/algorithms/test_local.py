@@ -17,7 +17,7 @@ from lrbpfl.core.network import Params
 from lrbpfl.engines.loop import Engine, Round, federate
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
-from lrbpfl.engines.work import Federation, fresh_state
+from lrbpfl.engines.work import Setup, fresh_state
 from lrbpfl.rng import generator
 from tests.algorithms.hand import accuracy, play, predict, start
 from tests.conftest import Toy, blobs
@@ -121,7 +121,7 @@ def test_rounds_teach_without_making_up(toy: Toy) -> None:
     assert accuracy(algorithm, toy, play(algorithm, toy, begin, range(8))) > accuracy(algorithm, toy, begin) + 0.15
 
 
-def small(algorithm: Local) -> Federation:
+def small(algorithm: Local) -> Setup:
     return noise(algorithm, nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), (5,))
 
 
@@ -147,7 +147,7 @@ def test_nothing_travels_and_everybody_is_judged(workers: int) -> None:
 
 def test_a_client_that_diverges_keeps_its_last_good_network() -> None:
     engine = Serial(small(Local(lr=1e30)))
-    good = {k: fresh_state(engine.federation, k) for k in range(4)}
+    good = {k: fresh_state(engine.setup, k) for k in range(4)}
     engine.states.update(good)
     (round,) = run(engine, rounds=1)
     assert not round.accepted and round.failures.keys() == set(round.cohort)

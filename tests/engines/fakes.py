@@ -1,4 +1,4 @@
-"""A tiny algorithm whose clients misbehave on purpose, and the federations that the tests of engines run."""
+"""A tiny algorithm whose clients misbehave on purpose, and the setups that the tests of engines run."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
 from lrbpfl.core.descent import Data
 from lrbpfl.engines.loop import Evaluation, Round
 from lrbpfl.engines.slots import to_tensors
-from lrbpfl.engines.work import ClientData, Federation
+from lrbpfl.engines.work import ClientData, Setup
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
 
@@ -142,17 +142,17 @@ def who(x: Tensor) -> int:
     return int(x[0, 0])
 
 
-def line(algorithm: Algorithm, clients: int = 4, seed: int = 3) -> Federation:
+def line(algorithm: Algorithm, clients: int = 4, seed: int = 3) -> Setup:
     """Client k has 4 + k examples for training and 3 for testing, whose one feature is k."""
 
     def data(k: int, n: int) -> Data:
         return Data(x=torch.full((n, 1), float(k)), y=torch.arange(n) % 2)
 
     parts = tuple(ClientData(name=f"c{k}", train=data(k, 4 + k), test=data(k, 3)) for k in range(clients))
-    return Federation(algorithm, Task(model=nn.Linear(1, 2), num_classes=2), parts, seed)
+    return Setup(algorithm, Task(model=nn.Linear(1, 2), num_classes=2), parts, seed)
 
 
-def noise(algorithm: Algorithm, model: nn.Module, shape: tuple[int, ...], clients: int = 4) -> Federation:
+def noise(algorithm: Algorithm, model: nn.Module, shape: tuple[int, ...], clients: int = 4) -> Setup:
     """Clients of different sizes with random uint8 images (or float vectors) of three classes."""
 
     def data(n: int, *path: str | int) -> Data:
@@ -172,7 +172,7 @@ def noise(algorithm: Algorithm, model: nn.Module, shape: tuple[int, ...], client
         for k in range(clients)
     )
     task = Task(model=model, num_classes=3, label_prior=0.5, public=data(16, "public").x, num_clients=clients)
-    return Federation(algorithm, task, parts, seed=5)
+    return Setup(algorithm, task, parts, seed=5)
 
 
 def same_rounds(some: list[Round], others: list[Round]) -> bool:

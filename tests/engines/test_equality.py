@@ -13,7 +13,7 @@ from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.engines.loop import Engine, Round, federate
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
-from lrbpfl.engines.work import Federation
+from lrbpfl.engines.work import Setup
 from lrbpfl.models import cnn
 from lrbpfl.trees import Tree
 from tests.engines.fakes import Hoarder, Scripted, line, noise, same_rounds
@@ -24,24 +24,24 @@ def run(engine: Engine, rounds: int = 3, cohort: int = 3) -> tuple[list[Round], 
         return list(federate(engine, rounds=rounds, cohort=cohort)), engine.states
 
 
-def small(name: str, clients: int = 4) -> Federation:
+def small(name: str, clients: int = 4) -> Setup:
     layers = OrderedDict(fc1=nn.Linear(5, 8), relu=nn.ReLU(), fc2=nn.Linear(8, 3))
     return noise(ALGORITHMS[name](), nn.Sequential(layers), (5,), clients)
 
 
-def assert_engines_agree(federation: Federation, *others: Callable[[Federation], Engine], rounds: int = 3) -> None:
-    expected, states = run(Serial(federation), rounds)
+def assert_engines_agree(setup: Setup, *others: Callable[[Setup], Engine], rounds: int = 3) -> None:
+    expected, states = run(Serial(setup), rounds)
     assert not expected[-1].failures
     assert all(evaluation.result for evaluation in expected[-1].evaluations.values())
     for other in others:
-        found, states_too = run(other(federation), rounds)
+        found, states_too = run(other(setup), rounds)
         assert same_rounds(found, expected)
         assert states.keys() == states_too.keys()
         assert all(trees.equal(states[k], states_too[k]) for k in states)
 
 
-def pool(workers: int) -> Callable[[Federation], Engine]:
-    return lambda federation: Processes(federation, workers)
+def pool(workers: int) -> Callable[[Setup], Engine]:
+    return lambda setup: Processes(setup, workers)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -51,8 +51,8 @@ def test_one_two_and_four_workers_give_the_bits_of_the_serial_engine(name: str) 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_another_seed_gives_other_bits(name: str) -> None:
-    federation = small(name)
-    one, two = (run(Serial(f), rounds=1, cohort=4) for f in (federation, federation._replace(seed=6)))
+    setup = small(name)
+    one, two = (run(Serial(f), rounds=1, cohort=4) for f in (setup, setup._replace(seed=6)))
     assert not trees.equal((one[0][-1].server, one[1]), (two[0][-1].server, two[1]))
 
 
@@ -62,9 +62,9 @@ def test_convolutions_give_the_same_bits_too() -> None:
 
 
 def test_spawned_workers_give_the_same_bits_too() -> None:
-    federation = small("fedavg")
-    expected, _ = run(Serial(federation), rounds=2)
-    found, _ = run(Processes(federation._replace(device="cpu:0"), 1), rounds=2)  # not "cpu": workers do not fork
+    setup = small("fedavg")
+    expected, _ = run(Serial(setup), rounds=2)
+    found, _ = run(Processes(setup._replace(device="cpu:0"), 1), rounds=2)  # not "cpu": workers do not fork
     assert same_rounds(found, expected)
 
 
@@ -74,9 +74,9 @@ def test_what_a_client_took_from_its_message_is_kept_whole() -> None:
 
 def test_clients_that_fail_make_no_difference_between_engines() -> None:
     for script in ("nan", "raise", "shape", "big"):
-        federation = line(Scripted(update=script, predicting="raise", culprits=(1, 2)))
-        expected, _ = run(Serial(federation))
-        found, _ = run(Processes(federation, 2))
+        setup = line(Scripted(update=script, predicting="raise", culprits=(1, 2)))
+        expected, _ = run(Serial(setup))
+        found, _ = run(Processes(setup, 2))
         assert same_rounds(found, expected)
         assert any(round.failures for round in expected)
         assert expected[-1].evaluations[1].result is None
@@ -85,6 +85,6 @@ def test_clients_that_fail_make_no_difference_between_engines() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_new_clients_are_judged_with_the_same_bits_too(name: str) -> None:
     """The last two of five never train."""
-    federation = small(name, clients=5)
-    federation = federation._replace(task=federation.task._replace(num_clients=3))
-    assert_engines_agree(federation, pool(2), rounds=2)
+    setup = small(name, clients=5)
+    setup = setup._replace(task=setup.task._replace(num_clients=3))
+    assert_engines_agree(setup, pool(2), rounds=2)

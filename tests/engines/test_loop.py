@@ -18,7 +18,7 @@ from lrbpfl.core.descent import Data
 from lrbpfl.engines.loop import Engine, Round, federate, sample_clients
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
-from lrbpfl.engines.work import Federation, evaluate_client, fresh_state, update_client
+from lrbpfl.engines.work import Setup, evaluate_client, fresh_state, update_client
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
@@ -49,10 +49,10 @@ def test_every_client_is_drawn_about_as_often_as_the_others() -> None:
     assert all(abs(drawn.count(k) - expected) < 40 for k in range(7))  # over four standard deviations
 
 
-def with_new(training: int, clients: int) -> Federation:
+def with_new(training: int, clients: int) -> Setup:
     """Clients of whom the last ones never train, in a federation that gives everybody a message of its own."""
-    federation = line(Named(), clients)
-    return federation._replace(task=federation.task._replace(num_clients=training))
+    setup = line(Named(), clients)
+    return setup._replace(task=setup.task._replace(num_clients=training))
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,20 @@ def test_new_clients_are_in_no_cohort_and_judged_once() -> None:
 
 
 def test_a_new_client_is_judged_as_one_that_never_took_part() -> None:
-    federation = with_new(3, 5)
-    (last,) = federate(Serial(federation), rounds=1, cohort=3)
+    setup = with_new(3, 5)
+    (last,) = federate(Serial(setup), rounds=1, cohort=3)
     for k in (3, 4):
         message = {"w": last.server["w"] + 10 * k}
-        expected = evaluate_client(federation, message, fresh_state(federation, k), 0, k)
+        expected = evaluate_client(setup, message, fresh_state(setup, k), 0, k)
         result = last.evaluations[k].result
         assert result is not None and trees.equal(result.personal, expected.personal)
         assert (result.predictions.probs == expected.predictions.probs).all()
 
 
 def test_new_clients_change_nothing_for_the_others() -> None:
-    federation = with_new(3, 5)
-    alone = federation._replace(clients=federation.clients[:3])
-    rounds, expected = (list(federate(Serial(f), rounds=4, cohort=2, evaluate_every=2)) for f in (federation, alone))
+    setup = with_new(3, 5)
+    alone = setup._replace(clients=setup.clients[:3])
+    rounds, expected = (list(federate(Serial(f), rounds=4, cohort=2, evaluate_every=2)) for f in (setup, alone))
     told = {k: evaluation for k, evaluation in rounds[-1].evaluations.items() if k < 3}
     assert same_rounds([*rounds[:-1], rounds[-1]._replace(evaluations=told)], expected)
 
@@ -100,7 +100,7 @@ def test_new_clients_cannot_fill_a_cohort() -> None:
 
 
 def test_a_task_with_more_clients_than_there_are_is_refused() -> None:
-    with pytest.raises(BadInput, match="the task says that 6 clients take part, and the federation has 5"):
+    with pytest.raises(BadInput, match="the task says that 6 clients take part, and the setup has 5"):
         next(federate(Serial(with_new(6, 5)), rounds=1, cohort=2))
 
 
@@ -116,31 +116,31 @@ def test_a_cohort_that_cannot_be_drawn_is_refused(cohort: int) -> None:
 
 def test_a_model_with_batch_statistics_is_refused() -> None:
     model = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
-    federation = line(FedAvg())._replace(task=Task(model=model, num_classes=2))
+    setup = line(FedAvg())._replace(task=Task(model=model, num_classes=2))
     with pytest.raises(BadInput, match="BatchNorm1d"):
-        next(federate(Serial(federation), rounds=1, cohort=2))
+        next(federate(Serial(setup), rounds=1, cohort=2))
 
 
-def upload(federation: Federation, server: Tree, t: int, k: int) -> Tree:
+def upload(setup: Setup, server: Tree, t: int, k: int) -> Tree:
     """What client k sends in its first round, by hand."""
-    return update_client(federation, server, fresh_state(federation, k), t, k).upload
+    return update_client(setup, server, fresh_state(setup, k), t, k).upload
 
 
-def mean_of(federation: Federation, server: Tree, clients: list[int]) -> Tree:
+def mean_of(setup: Setup, server: Tree, clients: list[int]) -> Tree:
     """The mean of these clients' first uploads, weighted by their examples."""
-    return trees.mean((upload(federation, server, 0, k), len(federation.clients[k].train.y)) for k in clients)
+    return trees.mean((upload(setup, server, 0, k), len(setup.clients[k].train.y)) for k in clients)
 
 
-def first_server(federation: Federation) -> Tree:
-    return federation.algorithm.init_server(federation.task, generator(SEED, "server"))
+def first_server(setup: Setup) -> Tree:
+    return setup.algorithm.init_server(setup.task, generator(SEED, "server"))
 
 
 def test_the_server_gets_the_mean_weighted_by_examples() -> None:
-    federation = line(Scripted())
-    server = first_server(federation)
-    (only,) = federate(Serial(federation), rounds=1, cohort=4)
-    assert trees.equal(only.server, mean_of(federation, server, [0, 1, 2, 3]))
-    uploads = [upload(federation, server, 0, k)["w"].double() for k in range(4)]
+    setup = line(Scripted())
+    server = first_server(setup)
+    (only,) = federate(Serial(setup), rounds=1, cohort=4)
+    assert trees.equal(only.server, mean_of(setup, server, [0, 1, 2, 3]))
+    uploads = [upload(setup, server, 0, k)["w"].double() for k in range(4)]
     by_hand = (4 * uploads[0] + 5 * uploads[1] + 6 * uploads[2] + 7 * uploads[3]) / 22
     assert torch.allclose(only.server["w"].double(), by_hand, rtol=1e-6)
 
@@ -162,12 +162,12 @@ FAULTS = {
 @pytest.mark.parametrize(("workers", "culprit"), [(0, 0), (0, 2), (2, 1)])
 @pytest.mark.parametrize("script", FAULTS)
 def test_a_bad_upload_never_enters_the_mean(script: str, workers: int, culprit: int) -> None:
-    federation = line(Scripted(update=script, culprits=(culprit,)))
-    engine: Engine = Processes(federation, workers) if workers else Serial(federation)
+    setup = line(Scripted(update=script, culprits=(culprit,)))
+    engine: Engine = Processes(setup, workers) if workers else Serial(setup)
     with closing(engine):
         (only,) = federate(engine, rounds=1, cohort=4)
     good = [k for k in range(4) if k != culprit]
-    assert trees.equal(only.server, mean_of(line(Scripted()), first_server(federation), good))
+    assert trees.equal(only.server, mean_of(line(Scripted()), first_server(setup), good))
     assert only.cohort == [0, 1, 2, 3]
     assert only.accepted == good == list(only.infos) == sorted(engine.states)
     assert list(only.failures) == [culprit]
@@ -176,8 +176,8 @@ def test_a_bad_upload_never_enters_the_mean(script: str, workers: int, culprit: 
 
 
 def test_a_client_that_was_refused_keeps_the_state_it_had(tmp_path: Path) -> None:
-    federation = line(Scripted(update="nan later", culprits=(1,), marker=str(tmp_path / "marker")))
-    engine = Serial(federation)
+    setup = line(Scripted(update="nan later", culprits=(1,), marker=str(tmp_path / "marker")))
+    engine = Serial(setup)
     rounds = federate(engine, rounds=2, cohort=4)
     assert not next(rounds).failures
     kept = engine.states[1]
@@ -189,10 +189,10 @@ def test_a_client_that_was_refused_keeps_the_state_it_had(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("script", ["nan", "raise"])
 def test_a_round_without_any_upload_leaves_the_server_as_it_is(script: str) -> None:
-    federation = line(Scripted(update=script, culprits=(0, 1, 2, 3)))
-    engine = Serial(federation)
+    setup = line(Scripted(update=script, culprits=(0, 1, 2, 3)))
+    engine = Serial(setup)
     rounds = list(federate(engine, rounds=2, cohort=2))
-    assert all(trees.equal(round.server, first_server(federation)) for round in rounds)
+    assert all(trees.equal(round.server, first_server(setup)) for round in rounds)
     assert all(round.accepted == [] and list(round.failures) == round.cohort for round in rounds)
     assert engine.states == {}
     assert len(rounds[-1].evaluations) == 4
@@ -218,8 +218,8 @@ def test_everybody_is_judged_every_so_often_and_in_the_last_round(every: int, ju
 
 
 def test_a_client_that_cannot_be_judged_is_named() -> None:
-    federation = line(Scripted(predicting="raise", culprits=(2,)))
-    (only,) = federate(Serial(federation), rounds=1, cohort=4)
+    setup = line(Scripted(predicting="raise", culprits=(2,)))
+    (only,) = federate(Serial(setup), rounds=1, cohort=4)
     evaluation = only.evaluations[2]
     assert evaluation.result is None
     assert evaluation.failure is not None and evaluation.failure.startswith("LookupError: the disk")
@@ -228,9 +228,9 @@ def test_a_client_that_cannot_be_judged_is_named() -> None:
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_replies_come_in_the_order_of_the_messages(workers: int) -> None:
-    federation = line(Scripted(update="sleep", predicting="sleep", culprits=(0, 2)))
+    setup = line(Scripted(update="sleep", predicting="sleep", culprits=(0, 2)))
     seen: list[tuple[str, int, int, int]] = []
-    with closing(Processes(federation, workers)) as engine:
+    with closing(Processes(setup, workers)) as engine:
         rounds = federate(engine, rounds=1, cohort=4, observe=lambda what, t, k, of: seen.append((what, t, k, of)))
         (only,) = rounds
         backwards = dict.fromkeys((3, 2, 1, 0), only.server)
@@ -240,12 +240,12 @@ def test_replies_come_in_the_order_of_the_messages(workers: int) -> None:
 
 
 def test_a_run_goes_on_from_a_round_as_if_it_had_never_stopped() -> None:
-    federation = line(Scripted())
-    whole = list(federate(Serial(federation), rounds=5, cohort=2, evaluate_every=2))
-    engine = Serial(federation)
+    setup = line(Scripted())
+    whole = list(federate(Serial(setup), rounds=5, cohort=2, evaluate_every=2))
+    engine = Serial(setup)
     rounds = federate(engine, rounds=5, cohort=2, evaluate_every=2)
     first = [next(rounds), next(rounds), next(rounds)]
-    other = Serial(federation)
+    other = Serial(setup)
     other.states.update(engine.states)
     rest = list(federate(other, rounds=5, cohort=2, evaluate_every=2, start=(3, first[-1].server)))
     assert same_rounds(first + rest, whole)
@@ -266,12 +266,12 @@ def test_a_run_goes_on_from_a_round_as_if_it_had_never_stopped() -> None:
 def test_bad_data_are_refused_with_the_clients_name(
     part: str, fault: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], words: str
 ) -> None:
-    federation = line(Scripted())
-    good = federation.clients[2]
+    setup = line(Scripted())
+    good = setup.clients[2]
     spoiled = Data(*fault(*getattr(good, part)))
     bad = good._replace(train=spoiled) if part == "train" else good._replace(test=spoiled)
-    clients = (*federation.clients[:2], bad, *federation.clients[3:])
+    clients = (*setup.clients[:2], bad, *setup.clients[3:])
     with pytest.raises(BadInput, match=words) as refused:
-        next(federate(Serial(federation._replace(clients=clients)), rounds=1, cohort=1))
+        next(federate(Serial(setup._replace(clients=clients)), rounds=1, cohort=1))
     assert repr(bad.name) in str(refused.value)
     assert f"its {part} data" in str(refused.value)

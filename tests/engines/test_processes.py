@@ -14,7 +14,7 @@ from lrbpfl import trees
 from lrbpfl.engines.loop import Reply, Round, federate
 from lrbpfl.engines.processes import Processes, Worker
 from lrbpfl.engines.serial import Serial
-from lrbpfl.engines.work import Federation
+from lrbpfl.engines.work import Setup
 from lrbpfl.errors import BadInput
 from lrbpfl.trees import Tree
 from tests.engines.fakes import Hoarder, Scripted, calls, line, same_rounds
@@ -27,8 +27,8 @@ def marker(tmp_path: Path) -> Path:
     return tmp_path / "marker"
 
 
-def run(federation: Federation, workers: int = 2, rounds: int = 3) -> list[Round]:
-    with closing(Processes(federation, workers)) as engine:
+def run(setup: Setup, workers: int = 2, rounds: int = 3) -> list[Round]:
+    with closing(Processes(setup, workers)) as engine:
         return list(federate(engine, rounds=rounds, cohort=4, evaluate_every=2))
 
 
@@ -50,8 +50,8 @@ def test_a_client_whose_worker_is_killed_runs_once_more(workers: int, marker: Pa
 
 
 def test_a_killed_client_is_run_again_before_the_many_that_wait(marker: Path) -> None:
-    federation = line(Scripted(update="die once", culprits=(0,), marker=str(marker)), clients=12)
-    with closing(Processes(federation, 1)) as engine:
+    setup = line(Scripted(update="die once", culprits=(0,), marker=str(marker)), clients=12)
+    with closing(Processes(setup, 1)) as engine:
         (only,) = federate(engine, rounds=1, cohort=12)
     (expected,) = federate(Serial(line(Scripted(), clients=12)), rounds=1, cohort=12)
     assert same_rounds([only], [expected])
@@ -124,7 +124,7 @@ def test_an_interrupt_is_left_to_the_parent() -> None:
 
 def test_closing_ends_all_workers() -> None:
     engine = Processes(line(Scripted(update="sleep", culprits=(0, 1, 2, 3))), 3)
-    replies = engine.update(messages(engine.federation, 0), 0)
+    replies = engine.update(messages(engine.setup, 0), 0)
     next(replies)
     assert len(multiprocessing.active_children()) == 3
     engine.close()  # while they work
@@ -154,9 +154,9 @@ def test_an_engine_without_workers_is_refused(workers: int) -> None:
         Processes(line(Scripted()), workers)
 
 
-def messages(federation: Federation, t: int, size: int = 3) -> dict[int, Tree]:
+def messages(setup: Setup, t: int, size: int = 3) -> dict[int, Tree]:
     """A message of any size to everybody; `Scripted` takes them all."""
-    return {k: {"w": torch.full((size,), float(10 * t + k))} for k in range(len(federation.clients))}
+    return {k: {"w": torch.full((size,), float(10 * t + k))} for k in range(len(setup.clients))}
 
 
 def uploads(replies: list[Reply]) -> list[Tree]:
@@ -164,52 +164,52 @@ def uploads(replies: list[Reply]) -> list[Tree]:
 
 
 def test_leaving_early_leaves_no_stale_answers() -> None:
-    federation = line(Scripted(update="sleep", culprits=(1, 3)), clients=6)
-    with closing(Processes(federation, 3)) as engine:
+    setup = line(Scripted(update="sleep", culprits=(1, 3)), clients=6)
+    with closing(Processes(setup, 3)) as engine:
         for t in range(4):
-            replies = engine.update(messages(federation, t), t)
+            replies = engine.update(messages(setup, t), t)
             assert next(replies).client_id == 0
             assert isinstance(replies, Generator)
             replies.close()
-        found = list(engine.update(messages(federation, 9), 9))
-    expected = list(Serial(federation).update(messages(federation, 9), 9))
+        found = list(engine.update(messages(setup, 9), 9))
+    expected = list(Serial(setup).update(messages(setup, 9), 9))
     assert [reply.client_id for reply in found] == list(range(6))
     assert trees.equal(tuple(uploads(found)), tuple(uploads(expected)))
 
 
 @pytest.mark.parametrize("sizes", [(3, 5_000, 3, 20_000), (20_000, 3)])
 def test_messages_may_grow_from_round_to_round(sizes: tuple[int, ...]) -> None:
-    federation = line(Scripted())
-    with closing(Processes(federation, 2)) as engine:
+    setup = line(Scripted())
+    with closing(Processes(setup, 2)) as engine:
         for t, size in enumerate(sizes):
-            sent = messages(federation, t, size)
-            found, expected = list(engine.update(sent, t)), list(Serial(federation).update(sent, t))
+            sent = messages(setup, t, size)
+            found, expected = list(engine.update(sent, t)), list(Serial(setup).update(sent, t))
             assert trees.equal(tuple(uploads(found)), tuple(uploads(expected)))
 
 
 def test_a_worker_hired_for_small_messages_gets_room_for_big_ones() -> None:
-    federation = line(Scripted())
-    small, big = messages(federation, 0, 3), messages(federation, 0, 5_000)
-    with closing(Processes(federation, 2)) as engine:
+    setup = line(Scripted())
+    small, big = messages(setup, 0, 3), messages(setup, 0, 5_000)
+    with closing(Processes(setup, 2)) as engine:
         for sent in ({0: big[0]}, {0: small[0], 1: small[1]}, {0: big[0], 1: big[1]}):
-            found, expected = list(engine.update(sent, 0)), list(Serial(federation).update(sent, 0))
+            found, expected = list(engine.update(sent, 0)), list(Serial(setup).update(sent, 0))
             assert trees.equal(tuple(uploads(found)), tuple(uploads(expected)))
 
 
 def test_an_upload_bigger_than_its_message_still_arrives() -> None:
-    federation = line(Scripted(update="big", culprits=(1,)))
-    with closing(Processes(federation, 2)) as engine:
-        replies = list(engine.update(messages(federation, 0), 0))
+    setup = line(Scripted(update="big", culprits=(1,)))
+    with closing(Processes(setup, 2)) as engine:
+        replies = list(engine.update(messages(setup, 0), 0))
     assert uploads(replies)[1]["w"].shape == (10_000,)
     assert trees.equal(uploads(replies)[1], {"w": torch.ones(10_000)})
 
 
 def test_an_upload_outlives_the_next_job() -> None:
-    federation = line(Scripted())
-    with closing(Processes(federation, 1)) as engine:
-        first = list(engine.update(messages(federation, 0), 0))
+    setup = line(Scripted())
+    with closing(Processes(setup, 1)) as engine:
+        first = list(engine.update(messages(setup, 0), 0))
         before = [trees.tree_map(torch.clone, upload) for upload in uploads(first)]
-        list(engine.update(messages(federation, 1), 1))
+        list(engine.update(messages(setup, 1), 1))
         assert trees.equal(tuple(uploads(first)), tuple(before))
 
 
@@ -241,8 +241,8 @@ def test_workers_can_be_forked_from_a_parent_that_used_many_threads() -> None:
 
 def test_a_slow_first_client_does_not_stop_the_many_that_wait() -> None:
     """The others run ahead until the window is full, and go on once it is delivered."""
-    federation = line(Scripted(update="sleep", culprits=(0,)), clients=20)
-    with closing(Processes(federation, 2)) as engine:
+    setup = line(Scripted(update="sleep", culprits=(0,)), clients=20)
+    with closing(Processes(setup, 2)) as engine:
         (only,) = federate(engine, rounds=1, cohort=20)
     (expected,) = federate(Serial(line(Scripted(), clients=20)), rounds=1, cohort=20)
     assert same_rounds([only], [expected])

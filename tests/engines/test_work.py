@@ -22,7 +22,7 @@ from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import (
     ClientData,
-    Federation,
+    Setup,
     evaluate_client,
     fresh_state,
     granted,
@@ -77,11 +77,11 @@ class Views:
 
 @pytest.mark.parametrize("name", ["views", *ALGORITHMS])
 def test_own_and_shared_tensors_make_up_the_personal_model(name: str) -> None:
-    federation = line(Views()) if name == "views" else noise(ALGORITHMS[name](), nn.Linear(5, 3), (5,))
-    algorithm, task, clients, seed, *_ = federation
+    setup = line(Views()) if name == "views" else noise(ALGORITHMS[name](), nn.Linear(5, 3), (5,))
+    algorithm, task, clients, seed, *_ = setup
     message = algorithm.broadcast(task, algorithm.init_server(task, generator(seed, "server")), 1)
-    state = fresh_state(federation, 1)
-    evaluated = evaluate_client(federation, message, state, 2, 1)
+    state = fresh_state(setup, 1)
+    evaluated = evaluate_client(setup, message, state, 2, 1)
     personal = algorithm.personalise(task, message, state, clients[1].train, generator(seed, "personalise", 2, 1))
     sent = dict(trees.named_leaves(message))
     rebuilt = {**evaluated.personal, **{name: sent[there] for name, there in evaluated.shared.items()}}
@@ -92,50 +92,50 @@ def test_own_and_shared_tensors_make_up_the_personal_model(name: str) -> None:
 
 
 def test_only_whole_tensors_of_the_message_are_shared() -> None:
-    federation = line(Views())
-    message = federation.algorithm.init_server(federation.task, generator(0))
-    evaluated = evaluate_client(federation, message, None, 0, 0)
+    setup = line(Views())
+    message = setup.algorithm.init_server(setup.task, generator(0))
+    evaluated = evaluate_client(setup, message, None, 0, 0)
     assert evaluated.shared == {"whole": "w"}
 
 
 def test_a_personal_model_is_split_into_own_and_shared_names() -> None:
-    federation = line(Scripted())
-    state = fresh_state(federation, 0)
-    evaluated = evaluate_client(federation, {"w": torch.ones(3)}, state, 0, 0)
+    setup = line(Scripted())
+    state = fresh_state(setup, 0)
+    evaluated = evaluate_client(setup, {"w": torch.ones(3)}, state, 0, 0)
     assert evaluated.shared == {"w": "w"}
     assert list(evaluated.personal) == ["seen"]
     assert trees.equal(evaluated.personal["seen"], state["seen"])
 
 
 def test_an_update_is_drawn_from_the_address_of_round_and_client() -> None:
-    federation = line(Scripted())
-    message, state = {"w": torch.zeros(3)}, fresh_state(federation, 0)
-    first, again = (update_client(federation, message, state, 1, 2).upload["w"] for _ in range(2))
+    setup = line(Scripted())
+    message, state = {"w": torch.zeros(3)}, fresh_state(setup, 0)
+    first, again = (update_client(setup, message, state, 1, 2).upload["w"] for _ in range(2))
     assert torch.equal(first, again)
-    assert torch.equal(first, 2 + torch.randn(3, generator=generator(federation.seed, "update", 1, 2)))
-    assert not torch.equal(first, update_client(federation, message, state, 2, 2).upload["w"])
+    assert torch.equal(first, 2 + torch.randn(3, generator=generator(setup.seed, "update", 1, 2)))
+    assert not torch.equal(first, update_client(setup, message, state, 2, 2).upload["w"])
 
 
 def test_an_update_has_the_pace_of_its_round() -> None:
-    federation = noise(ALGORITHMS["fedavg"](), nn.Linear(5, 3), (5,))._replace(paces=(1.0, 0.0))
-    message = federation.algorithm.init_server(federation.task, generator(0))
-    moved = [not trees.equal(update_client(federation, message, None, t, 0).upload, message) for t in range(3)]
+    setup = noise(ALGORITHMS["fedavg"](), nn.Linear(5, 3), (5,))._replace(paces=(1.0, 0.0))
+    message = setup.algorithm.init_server(setup.task, generator(0))
+    moved = [not trees.equal(update_client(setup, message, None, t, 0).upload, message) for t in range(3)]
     assert moved == [True, False, True], "past the last pace given, a whole one"
 
 
 def test_a_client_trains_on_its_training_data_and_is_judged_on_its_test_data() -> None:
-    federation = line(Scripted())
-    assert update_client(federation, {"w": torch.zeros(3)}, fresh_state(federation, 3), 0, 3).info == {"k": 3.0}
-    evaluated = evaluate_client(federation, {"w": torch.zeros(3)}, fresh_state(federation, 3), 0, 3)
-    assert evaluated.predictions.y.tolist() == federation.clients[3].test.y.tolist()
+    setup = line(Scripted())
+    assert update_client(setup, {"w": torch.zeros(3)}, fresh_state(setup, 3), 0, 3).info == {"k": 3.0}
+    evaluated = evaluate_client(setup, {"w": torch.zeros(3)}, fresh_state(setup, 3), 0, 3)
+    assert evaluated.predictions.y.tolist() == setup.clients[3].test.y.tolist()
 
 
 def test_what_a_client_kept_from_training_is_predicted_at_an_address_of_its_own() -> None:
-    federation = noise(LRBPFL(mask_steps=1), nn.Linear(5, 3), (5,))
-    algorithm, task, clients, seed, *_ = federation
+    setup = noise(LRBPFL(mask_steps=1), nn.Linear(5, 3), (5,))
+    algorithm, task, clients, seed, *_ = setup
     message = algorithm.broadcast(task, algorithm.init_server(task, generator(0)), 2)
-    state = fresh_state(federation, 2)
-    evaluated = evaluate_client(federation, message, state, 4, 2)
+    state = fresh_state(setup, 2)
+    evaluated = evaluate_client(setup, message, state, 4, 2)
     personal = algorithm.personalise(task, message, state, clients[2].train, generator(seed, "personalise", 4, 2))
     kept = clients[2].calibration
     assert kept is not None and evaluated.calibration is not None
@@ -143,7 +143,7 @@ def test_what_a_client_kept_from_training_is_predicted_at_an_address_of_its_own(
     assert (evaluated.calibration.probs == reduce(samples, kept.y).probs).all()
     assert evaluated.calibration.y.tolist() == kept.y.tolist()
     bare = clients[2]._replace(calibration=None)
-    without = evaluate_client(federation._replace(clients=(*clients[:2], bare)), message, state, 4, 2)
+    without = evaluate_client(setup._replace(clients=(*clients[:2], bare)), message, state, 4, 2)
     assert without.calibration is None
     assert (without.predictions.probs == evaluated.predictions.probs).all()
 
@@ -168,7 +168,7 @@ def test_memory_can_be_kept_again_and_again() -> None:
     assert torch.ones(2**20).sum() == 2**20
 
 
-def open_task(algorithm: Algorithm, **said: Any) -> Federation:
+def open_task(algorithm: Algorithm, **said: Any) -> Setup:
     """Five clients in Python whose task says nothing about priors and public inputs but what is given; one is new."""
 
     def data(k: int, n: int) -> Data:
@@ -178,22 +178,22 @@ def open_task(algorithm: Algorithm, **said: Any) -> Federation:
     clients = tuple(ClientData(name=f"c{k}", train=data(k, 20 + 10 * k), test=data(k, 6)) for k in range(5))
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     task = Task(model, num_classes=3, num_clients=4)
-    return Federation(algorithm, task._replace(**said), clients, seed=5)
+    return Setup(algorithm, task._replace(**said), clients, seed=5)
 
 
-ENGINES: tuple[Callable[[Federation], Engine], ...] = (Serial, lambda federation: Processes(federation, 2))
+ENGINES: tuple[Callable[[Setup], Engine], ...] = (Serial, lambda setup: Processes(setup, 2))
 
 
-def priors(federation: Federation, make: Callable[[Federation], Engine]) -> dict[int, list[float]]:
+def priors(setup: Setup, make: Callable[[Setup], Engine]) -> dict[int, list[float]]:
     """The log prior in every client's own model."""
-    with closing(make(federation)) as engine:
+    with closing(make(setup)) as engine:
         *_, last = federate(engine, rounds=1, cohort=2)
     results = {k: evaluation.result for k, evaluation in last.evaluations.items()}
     return {k: result.personal["log_prior"].tolist() for k, result in results.items() if result}
 
 
 @pytest.mark.parametrize("make", ENGINES)
-def test_an_algorithm_in_python_has_the_label_prior_it_asks_for(make: Callable[[Federation], Engine]) -> None:
+def test_an_algorithm_in_python_has_the_label_prior_it_asks_for(make: Callable[[Setup], Engine]) -> None:
     quick = LRBPFL(mask_steps=1, model_steps=1)
     found = priors(open_task(quick), make)
     assert len(found) == 5
@@ -216,18 +216,18 @@ def test_no_prior_for_who_asks_for_none_or_is_told_so(algorithm: Algorithm, said
 
 
 def test_another_algorithm_has_its_own_wishes() -> None:
-    federation = open_task(LRBPFL())
-    assert granted(federation).task.label_prior == 1.0
-    assert granted(federation._replace(algorithm=FedAvg())).task.label_prior == 0.0
-    assert granted(granted(federation)._replace(algorithm=FedAvg())).task.label_prior == 1.0
+    setup = open_task(LRBPFL())
+    assert granted(setup).task.label_prior == 1.0
+    assert granted(setup._replace(algorithm=FedAvg())).task.label_prior == 0.0
+    assert granted(granted(setup)._replace(algorithm=FedAvg())).task.label_prior == 1.0
 
 
 def test_fedbe_in_python_gets_a_share_of_the_training_inputs() -> None:
-    federation = open_task(FedBE())
-    after = granted(federation)
+    setup = open_task(FedBE())
+    after = granted(setup)
     assert granted(after) is after
     gone = []
-    for k, (before, now) in enumerate(zip(federation.clients, after.clients, strict=True)):
+    for k, (before, now) in enumerate(zip(setup.clients, after.clients, strict=True)):
         share = 0 if k == 4 else round(0.04 * (20 + 10 * k))  # the last one is new, and gives nothing
         assert len(now.train.y) == len(now.train.x) == len(before.train.y) - share
         at_home = (before.train.x[:, None] == now.train.x).all(2)
@@ -240,7 +240,7 @@ def test_fedbe_in_python_gets_a_share_of_the_training_inputs() -> None:
     assert torch.equal(public.sort(0).values, torch.cat(gone).sort(0).values)
     runs = []
     for make in ENGINES:
-        with closing(make(federation)) as engine:
+        with closing(make(setup)) as engine:
             runs.append(list(federate(engine, rounds=2, cohort=3)))
     assert same_rounds(*runs) and not runs[0][-1].failures
 
@@ -254,14 +254,14 @@ def test_public_inputs_that_are_given_stay_and_no_others_are_taken() -> None:
 
 
 def test_broken_data_are_told_before_inputs_are_moved() -> None:
-    federation = open_task(FedBE())
-    broken = federation.clients[0]._replace(train=Data(x=torch.zeros(3, 5), y=torch.zeros(9, dtype=torch.int64)))
+    setup = open_task(FedBE())
+    broken = setup.clients[0]._replace(train=Data(x=torch.zeros(3, 5), y=torch.zeros(9, dtype=torch.int64)))
     with pytest.raises(BadInput, match="3 inputs and 9 labels"):
-        Serial(federation._replace(clients=(broken, *federation.clients[1:])))
+        Serial(setup._replace(clients=(broken, *setup.clients[1:])))
 
 
 def test_an_engine_that_does_not_grant_wishes_is_told() -> None:
     engine = Serial(open_task(LRBPFL()))
-    engine.federation = open_task(LRBPFL())
-    with pytest.raises(TypeError, match="Serial runs a federation with open wishes"):
+    engine.setup = open_task(LRBPFL())
+    with pytest.raises(TypeError, match="Serial runs a setup with open wishes"):
         next(federate(engine, rounds=1, cohort=2))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lrbpfl.algorithms import ALGORITHMS
-from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import Config, parse
 from lrbpfl.experiments.runner import Progress, start
 from lrbpfl.experiments.store import Run
@@ -61,7 +61,7 @@ def configure(folder: Path) -> Configure:
 
 def run(config: Config, path: Path) -> dict[str, Any]:
     """A run from its beginning to its end; its summary."""
-    return start(config, path, build_federation(config), Progress())
+    return start(config, path, build_setup(config), Progress())
 
 
 def files(path: Path) -> Iterator[Path]:

@@ -12,7 +12,7 @@ from lrbpfl.data import corrupt, deal_corruptions, load
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.build import alphas_of_new, build_engine, build_federation
+from lrbpfl.experiments.build import alphas_of_new, build_engine, build_setup
 from lrbpfl.experiments.config import parse
 from lrbpfl.experiments.deal import deal_groups
 from lrbpfl.rng import numpy_generator
@@ -20,35 +20,35 @@ from tests.experiments.conftest import NAMES, Configure
 
 
 def test_a_folder_brings_its_clients_and_their_names(configure: Configure, folder: Path) -> None:
-    federation = build_federation(configure(data={"clients": 99}))  # a natural partition brings its own
-    assert tuple(client.name for client in federation.clients) == NAMES
-    assert [len(client.train.y) for client in federation.clients] == [10, 12, 14, 16]
-    for client in federation.clients:
+    setup = build_setup(configure(data={"clients": 99}))  # a natural partition brings its own
+    assert tuple(client.name for client in setup.clients) == NAMES
+    assert [len(client.train.y) for client in setup.clients] == [10, 12, 14, 16]
+    for client in setup.clients:
         with np.load(folder / f"{client.name}.npz") as file:
             mine = torch.cat([client.train.x, client.test.x])
             assert sorted(map(tuple, mine.tolist())) == sorted(map(tuple, file["x"].astype(np.float32).tolist()))
 
 
 def test_a_folder_may_be_dealt_anew(configure: Configure) -> None:
-    federation = build_federation(configure(data={"partition": "size", "clients": 3}))
-    assert [client.name for client in federation.clients] == ["client-0", "client-1", "client-2"]
+    setup = build_setup(configure(data={"partition": "size", "clients": 3}))
+    assert [client.name for client in setup.clients] == ["client-0", "client-1", "client-2"]
 
 
 def test_digits_have_no_natural_clients() -> None:
     with pytest.raises(BadInput, match=r"data.partition = 'natural': dataset 'digits' does not say"):
-        build_federation(parse({"data": {"dataset": "digits", "partition": "natural"}}))
+        build_setup(parse({"data": {"dataset": "digits", "partition": "natural"}}))
 
 
 def test_a_cohort_larger_than_the_federation_is_refused(configure: Configure) -> None:
     with pytest.raises(BadInput, match=r"federation.cohort = 5: there are only 4 clients"):
-        build_federation(configure(federation={"cohort": 5}))
+        build_setup(configure(federation={"cohort": 5}))
 
 
 def test_a_client_with_one_example_is_named(configure: Configure, tmp_path: Path) -> None:
     for name, n in (("anna", 4), ("bert", 1)):
         np.savez(tmp_path / f"{name}.npz", x=np.zeros((n, 3)), y=np.arange(n) % 2)
     with pytest.raises(BadInput, match=r"^bert: a client with 1 examples? cannot be split"):
-        build_federation(configure(data={"dataset": str(tmp_path)}))
+        build_setup(configure(data={"dataset": str(tmp_path)}))
 
 
 @pytest.mark.parametrize("device", ["cuda", "meta", "", "toaster", "hpu", "cuda:99"])
@@ -56,14 +56,14 @@ def test_a_device_that_cannot_be_used_is_refused(device: str, configure: Configu
     if device.startswith("cuda") and torch.cuda.is_available():
         pytest.skip("this machine has one")
     with pytest.raises(BadInput) as caught:
-        build_federation(configure(engine={"device": device}))
+        build_setup(configure(engine={"device": device}))
     assert str(caught.value).startswith(f"engine.device = {device!r} cannot be used here: ")
     assert "\n" not in str(caught.value)
 
 
 def test_a_model_that_does_not_fit_the_inputs_is_refused(configure: Configure) -> None:
     with pytest.raises(BadInput, match=r"model 'cnn' takes images"):
-        build_federation(configure(federation={"model": "cnn"}))
+        build_setup(configure(federation={"model": "cnn"}))
 
 
 def rows(x: Tensor) -> set[tuple[float, ...]]:
@@ -72,9 +72,9 @@ def rows(x: Tensor) -> set[tuple[float, ...]]:
 
 def test_validation_is_judged_on_the_validation_part(configure: Configure) -> None:
     data = {"validation_fraction": 0.3}
-    judged = build_federation(configure(data=data, federation={"evaluate_on": "validation"}))
-    final = build_federation(configure(data=data))
-    without = build_federation(configure())
+    judged = build_setup(configure(data=data, federation={"evaluate_on": "validation"}))
+    final = build_setup(configure(data=data))
+    without = build_setup(configure())
     for validating, testing, plain in zip(judged.clients, final.clients, without.clients, strict=True):
         assert torch.equal(validating.train.x, testing.train.x)
         assert torch.equal(testing.test.x, plain.test.x)
@@ -83,47 +83,47 @@ def test_validation_is_judged_on_the_validation_part(configure: Configure) -> No
 
 
 def test_the_task_carries_what_the_configuration_says(configure: Configure) -> None:
-    federation = build_federation(configure(federation={"label_prior": 0.5, "seed": 7}))
-    assert (federation.task.label_prior, federation.seed, federation.task.num_classes) == (0.5, 7, 3)
-    assert federation.algorithm == configure().algorithm
-    assert not federation.task.model.training
+    setup = build_setup(configure(federation={"label_prior": 0.5, "seed": 7}))
+    assert (setup.task.label_prior, setup.seed, setup.task.num_classes) == (0.5, 7, 3)
+    assert setup.algorithm == configure().algorithm
+    assert not setup.task.model.training
 
 
 def test_every_round_has_the_pace_of_the_schedule(configure: Configure) -> None:
-    federation = build_federation(configure(federation={"schedule": "cosine", "rounds": 4}))
-    assert [federation.task_of(t).pace for t in range(4)] == pytest.approx([1.0, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5])
-    steady = build_federation(configure(federation={"rounds": 4}))
+    setup = build_setup(configure(federation={"schedule": "cosine", "rounds": 4}))
+    assert [setup.task_of(t).pace for t in range(4)] == pytest.approx([1.0, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5])
+    steady = build_setup(configure(federation={"rounds": 4}))
     assert [steady.task_of(t).pace for t in range(4)] == [1.0] * 4
 
 
 def test_the_engine_is_the_one_asked_for(configure: Configure) -> None:
-    federation = build_federation(configure())
-    assert isinstance(build_engine(configure(), federation), Serial)
-    three = build_engine(configure(engine={"kind": "processes", "workers": 3}), federation)
-    every = build_engine(configure(engine={"kind": "processes"}), federation)
+    setup = build_setup(configure())
+    assert isinstance(build_engine(configure(), setup), Serial)
+    three = build_engine(configure(engine={"kind": "processes", "workers": 3}), setup)
+    every = build_engine(configure(engine={"kind": "processes"}), setup)
     assert isinstance(three, Processes) and three._size == 3
     assert isinstance(every, Processes) and every._size == len(os.sched_getaffinity(0))
 
 
 def test_the_server_gets_inputs_of_training_examples(configure: Configure) -> None:
     """A quarter of 10, 12, 14 and 16 examples, rounded; nobody trains on them or is judged on them."""
-    without = build_federation(configure())
-    federation = build_federation(configure(data={"public_fraction": 0.25}))
+    without = build_setup(configure())
+    setup = build_setup(configure(data={"public_fraction": 0.25}))
     assert without.task.public is not None and len(without.task.public) == 0
-    assert federation.task.public is not None
-    assert [len(c.train.y) for c in federation.clients] == [8, 9, 10, 12]
-    gone = [rows(b.train.x) - rows(c.train.x) for b, c in zip(without.clients, federation.clients, strict=True)]
-    assert rows(federation.task.public) == set().union(*gone)
-    for before, after in zip(without.clients, federation.clients, strict=True):
+    assert setup.task.public is not None
+    assert [len(c.train.y) for c in setup.clients] == [8, 9, 10, 12]
+    gone = [rows(b.train.x) - rows(c.train.x) for b, c in zip(without.clients, setup.clients, strict=True)]
+    assert rows(setup.task.public) == set().union(*gone)
+    for before, after in zip(without.clients, setup.clients, strict=True):
         assert torch.equal(before.test.x, after.test.x)
 
 
 def test_what_is_kept_to_calibrate_on_trains_nobody(configure: Configure) -> None:
     """A quarter of 10, 12, 14 and 16 examples; nothing is kept unless it is asked for."""
-    without = build_federation(configure())
-    federation = build_federation(configure(data={"calibration_fraction": 0.25}))
+    without = build_setup(configure())
+    setup = build_setup(configure(data={"calibration_fraction": 0.25}))
     assert all(client.calibration is None for client in without.clients)
-    for before, after, kept in zip(without.clients, federation.clients, [2, 3, 4, 4], strict=True):
+    for before, after, kept in zip(without.clients, setup.clients, [2, 3, 4, 4], strict=True):
         assert after.calibration is not None and len(after.calibration.y) == kept
         assert rows(after.calibration.x) == rows(before.train.x) - rows(after.train.x)
         assert torch.equal(before.test.x, after.test.x)
@@ -132,9 +132,9 @@ def test_what_is_kept_to_calibrate_on_trains_nobody(configure: Configure) -> Non
 def test_shifts_reach_clients_and_server(configure: Configure) -> None:
     """Every second of the four clients, in all its parts, has labels 0 and 1 swapped; inputs in their own ways."""
     data = {"calibration_fraction": 0.25, "public_fraction": 0.25}
-    plain = build_federation(configure(data=data))
-    swapped = build_federation(configure(data={**data, "shift": "concept"}))
-    moved = build_federation(configure(data={**data, "shift": "features"}))
+    plain = build_setup(configure(data=data))
+    swapped = build_setup(configure(data={**data, "shift": "concept"}))
+    moved = build_setup(configure(data={**data, "shift": "features"}))
     swap = torch.tensor([1, 0, 2])
     for k in range(4):
         for part in ("train", "test", "calibration"):
@@ -149,41 +149,41 @@ def test_shifts_reach_clients_and_server(configure: Configure) -> None:
 
 def test_a_share_that_is_nothing_is_told(configure: Configure) -> None:
     with pytest.raises(BadInput, match=r"public_fraction = 0\.01 of each client's training examples is none"):
-        build_federation(configure(data={"public_fraction": 0.01}))
+        build_setup(configure(data={"public_fraction": 0.01}))
 
 
 def test_the_task_knows_how_many_take_part(configure: Configure) -> None:
-    assert build_federation(configure()).task.num_clients == len(NAMES)
+    assert build_setup(configure()).task.num_clients == len(NAMES)
 
 
 def test_a_federation_has_its_new_clients_last(configure: Configure) -> None:
     data = {"partition": "size", "clients": 3, "new_clients": 2, "new_alpha": [0.5, 5.0], "public_fraction": 0.2}
     config = configure(data={**data, "validation_fraction": 0.3}, federation={"evaluate_on": "validation"})
-    federation = build_federation(config)
+    setup = build_setup(config)
     dataset = load(config.data.dataset)
     training, *new = deal_groups(dataset, config.data, seed=0)
-    assert federation.task.num_clients == 3 and list(federation.training) == [0, 1, 2]
+    assert setup.task.num_clients == 3 and list(setup.training) == [0, 1, 2]
     splits = {name: part for group in (training, *new) for name, part in group.splits.items()}
-    assert [client.name for client in federation.clients] == list(splits)
-    for client, part in zip(federation.clients, splits.values(), strict=True):
+    assert [client.name for client in setup.clients] == list(splits)
+    for client, part in zip(setup.clients, splits.values(), strict=True):
         assert torch.equal(client.train.x, dataset.x[torch.from_numpy(part.train)])
         assert torch.equal(client.test.y, dataset.y[torch.from_numpy(part.validation)])
-    names = [client.name for client in federation.clients]
+    names = [client.name for client in setup.clients]
     alphas = alphas_of_new(config.data, 3)
     assert alphas == {3: 0.5, 4: 0.5, 5: 5.0, 6: 5.0}
     assert all(names[k].startswith(f"new-{alpha}-") for k, alpha in alphas.items())
     public = sum(len(part.public) for part in training.splits.values())
-    assert federation.task.public is not None and len(federation.task.public) == public
+    assert setup.task.public is not None and len(setup.task.public) == public
 
 
 def test_new_clients_without_enough_examples_are_told(configure: Configure) -> None:
     with pytest.raises(BadInput, match=r"data.new_clients = 30: 30 clients x 2 min_examples need 60 examples of 21"):
-        build_federation(configure(data={"partition": "size", "clients": 2, "new_clients": 30}))
+        build_setup(configure(data={"partition": "size", "clients": 2, "new_clients": 30}))
 
 
 def test_new_clients_of_natural_ones_are_refused(configure: Configure) -> None:
     with pytest.raises(BadInput, match=r"data.new_clients = 2: .* natural partition is not: name another"):
-        build_federation(configure(data={"new_clients": 2}))
+        build_setup(configure(data={"new_clients": 2}))
 
 
 @pytest.fixture
@@ -203,22 +203,22 @@ def test_all_images_of_a_client_are_corrupted_in_one_way(photographs: Path, conf
     """Training, validation, test and public parts; and no image differently when the parts change."""
     data = {"dataset": str(photographs), "corruptions": True, "public_fraction": 0.25, "validation_fraction": 0.25}
     config = configure(data=data)
-    federation = build_federation(config)
-    judged = build_federation(configure(data=data, federation={"evaluate_on": "validation"}))
-    fewer = build_federation(configure(data={**data, "train_fraction": 0.2}))
+    setup = build_setup(config)
+    judged = build_setup(configure(data=data, federation={"evaluate_on": "validation"}))
+    fewer = build_setup(configure(data={**data, "train_fraction": 0.2}))
     dataset = load(str(photographs))
     pairs = deal_corruptions(2, seed=0)
     (group,) = deal_groups(dataset, config.data, seed=0)
     assert group.corruptions == pairs
     expected = torch.cat([corrupt(dataset.x[24 * k : 24 * k + 24], pairs[k], 0) for k in range(2)])
     for k, part in enumerate(group.splits.values()):
-        assert torch.equal(federation.clients[k].train.x, expected[torch.from_numpy(part.train)])
-        assert torch.equal(federation.clients[k].test.x, expected[torch.from_numpy(part.test)])
+        assert torch.equal(setup.clients[k].train.x, expected[torch.from_numpy(part.train)])
+        assert torch.equal(setup.clients[k].test.x, expected[torch.from_numpy(part.test)])
         assert torch.equal(judged.clients[k].test.x, expected[torch.from_numpy(part.validation)])
         own = {bytes(image.numpy()) for image in expected[24 * k : 24 * k + 24]}
         assert {bytes(image.numpy()) for image in fewer.clients[k].test.x} <= own
     public = torch.from_numpy(np.concatenate([part.public for part in group.splits.values()]))
-    assert federation.task.public is not None and torch.equal(federation.task.public, expected[public])
+    assert setup.task.public is not None and torch.equal(setup.task.public, expected[public])
     assert torch.equal(load(str(photographs)).x, dataset.x)
 
 
@@ -229,9 +229,9 @@ def test_new_clients_have_corruptions_of_their_own(photographs: Path, configure:
     groups = deal_groups(dataset, config.data, seed=0)
     pairs = deal_corruptions(4, seed=0)
     assert [group.corruptions for group in groups] == [pairs[:2], pairs[2:], pairs[2:]]
-    federation = build_federation(config)
+    setup = build_setup(config)
     parts = [part for group in groups for part in group.splits.values()]
-    for client, part, pair in zip(federation.clients, parts, [*pairs, *pairs[2:]], strict=True):
+    for client, part, pair in zip(setup.clients, parts, [*pairs, *pairs[2:]], strict=True):
         own = torch.from_numpy(np.sort(np.concatenate(part)))
         expected = torch.zeros_like(dataset.x)
         expected[own] = corrupt(dataset.x[own], pair, 0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.comparison import plan
 from lrbpfl.experiments.config import Config, make_algorithm, override, parse, read, to_toml
 from tests.experiments.conftest import Configure
@@ -382,4 +382,4 @@ def test_fields_of_an_algorithm_in_a_comparison_are_a_section() -> None:
 
 def test_who_is_told_to_do_without_public_inputs_does_not_get_any(configure: Configure) -> None:
     with pytest.raises(BadInput, match="unlabelled inputs at the server"):
-        build_federation(configure(data={"public_fraction": 0.0}, algorithm={"name": "fedbe"}))
+        build_setup(configure(data={"public_fraction": 0.0}, algorithm={"name": "fedbe"}))

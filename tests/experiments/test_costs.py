@@ -11,7 +11,7 @@ from lrbpfl.algorithms.protocol import Algorithm, Task
 from lrbpfl.core.descent import Data
 from lrbpfl.engines.loop import federate
 from lrbpfl.engines.serial import Serial
-from lrbpfl.engines.work import ClientData, Federation
+from lrbpfl.engines.work import ClientData, Setup
 from lrbpfl.experiments.costs import Costs, Numbers, count, measure, ratios, stage
 from lrbpfl.models import cnn
 
@@ -50,7 +50,7 @@ def test_messages_and_bytes_are_what_the_formulas_say(name: str) -> None:
     data = Data(torch.zeros(4, 3, 32, 32), torch.tensor([0, 1, 0, 1]))
     clients = tuple(ClientData(name=str(k), train=data, test=data) for k in range(3))
     task = Task(cnn(10), 10, public=data.x, num_clients=3)
-    (round,) = federate(Serial(Federation(brief(name), task, clients, seed=0)), rounds=1, cohort=2)
+    (round,) = federate(Serial(Setup(brief(name), task, clients, seed=0)), rounds=1, cohort=2)
     assert not round.failures
     expected = SENT.get(name, P)
     assert (round.bytes_down, round.bytes_up) == (2 * 4 * expected, 2 * 4 * expected)

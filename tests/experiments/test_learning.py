@@ -5,7 +5,7 @@ import pytest
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.engines.loop import Engine, federate
 from lrbpfl.engines.serial import Serial
-from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import parse
 from lrbpfl.metrics import summarise
 from lrbpfl.rng import generator
@@ -15,7 +15,7 @@ ROUNDS = 20
 
 def before(engine: Engine) -> dict[str, float]:
     """The scores of every client's own model before the first round."""
-    algorithm, task, clients, seed, *_ = engine.federation
+    algorithm, task, clients, seed, *_ = engine.setup
     server = algorithm.init_server(task, generator(seed, "server"))
     messages = {k: algorithm.broadcast(task, server, k) for k in range(len(clients))}
     judged = {e.client_id: e.result.predictions for e in engine.evaluate(messages, 0) if e.result}
@@ -25,7 +25,7 @@ def before(engine: Engine) -> dict[str, float]:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_rounds_make_digits_likelier(name: str) -> None:
     """In nats per example; some algorithms fit a client's data before it predicts, and so start well already."""
-    engine = Serial(build_federation(parse({"data": {"dataset": "digits"}, "algorithm": {"name": name}})))
+    engine = Serial(build_setup(parse({"data": {"dataset": "digits"}, "algorithm": {"name": name}})))
     begin = before(engine)
     *_, last = federate(engine, rounds=ROUNDS, cohort=5)
     end = summarise({k: e.result.predictions for k, e in last.evaluations.items() if e.result}, seed=0)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from lrbpfl.engines.loop import Round
-from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import Config, parse, to_toml
 from lrbpfl.experiments.runner import Progress, read_summary, resume, start
 from lrbpfl.experiments.store import Run
@@ -40,7 +40,7 @@ def cut_after(t: int) -> Progress:
 def test_every_algorithm_goes_on_to_the_same_bits(finished: Path, tmp_path: Path) -> None:
     _, config = Run.open(finished)
     with pytest.raises(Cut):
-        start(config, tmp_path / "cut", build_federation(config), cut_after(0))
+        start(config, tmp_path / "cut", build_setup(config), cut_after(0))
     with pytest.raises(Cut):
         resume(tmp_path / "cut", cut_after(2))
     assert resume(tmp_path / "cut", Progress()) == read_summary(tmp_path / "cut")
@@ -52,7 +52,7 @@ def test_another_engine_goes_on_to_the_same_bits(engine: dict[str, Any], configu
     config = configure(algorithm={"name": "lr-bpfl", **FEW_STEPS})
     run(config, tmp_path / "whole")
     with pytest.raises(Cut):
-        start(config, tmp_path / "cut", build_federation(config), cut_after(1))
+        start(config, tmp_path / "cut", build_setup(config), cut_after(1))
     tables = configure(algorithm={"name": "lr-bpfl", **FEW_STEPS}, engine=engine).tables()
     (tmp_path / "cut" / "config.toml").write_text(to_toml(tables))
     resume(tmp_path / "cut", Progress())
@@ -69,7 +69,7 @@ def test_a_run_with_new_clients_goes_on_to_the_same_bits(name: str, configure: C
     config, path = configure(**sections), tmp_path / "cut"
     run(config, tmp_path / "whole")
     with pytest.raises(Cut):
-        start(config, path, build_federation(config), cut_after(1))
+        start(config, path, build_setup(config), cut_after(1))
     (path / "config.toml").write_text(
         to_toml(configure(**sections, engine={"kind": "processes", "workers": 2}).tables())
     )
@@ -89,7 +89,7 @@ def test_a_run_may_be_cut_before_any_change_to_its_files(
         federation={"rounds": 3, "cohort": 1, "evaluate_every": 0},
         algorithm={"name": "lr-bpfl", **steps},
     )
-    federation = build_federation(config)
+    federation = build_setup(config)
     start(config, tmp_path / "whole", federation, Progress())
     expected = contents(tmp_path / "whole")
     path = tmp_path / "cut"
@@ -126,7 +126,7 @@ def go_on(config: Config, path: Path, progress: Progress) -> None:
     if path.exists():
         resume(path, progress)
     else:
-        start(config, path, build_federation(config), progress)
+        start(config, path, build_setup(config), progress)
 
 
 def live(config: Config, path: Path, pids: Path) -> None:

@@ -19,7 +19,7 @@ from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data
 from lrbpfl.core.network import Params
 from lrbpfl.engines.work import evaluate_client
-from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.runner import Progress, read_class_names, read_client_names, read_summary, resume, start
 from lrbpfl.experiments.store import Run
 from lrbpfl.rng import generator
@@ -69,9 +69,9 @@ def test_the_accuracy_is_that_of_the_stored_predictions(finished: Path) -> None:
 def test_bytes_are_those_of_the_cohorts_messages(finished: Path) -> None:
     (scores,) = read_summary(finished).values()
     _, config = Run.open(finished)
-    federation = build_federation(config)
-    server = last_server(finished, federation.algorithm.init_server(federation.task, Generator()))
-    message = federation.algorithm.broadcast(federation.task, server, 0)
+    setup = build_setup(config)
+    server = last_server(finished, setup.algorithm.init_server(setup.task, Generator()))
+    message = setup.algorithm.broadcast(setup.task, server, 0)
     assert scores["bytes_down"] == 4 * 2 * trees.nbytes(message)  # four rounds of two clients
     assert scores["bytes_up"] == scores["bytes_down"]
     assert scores["parameters_server"] == trees.count(server)
@@ -80,7 +80,7 @@ def test_bytes_are_those_of_the_cohorts_messages(finished: Path) -> None:
 def test_parameters_are_those_of_the_largest_personal_model(finished: Path) -> None:
     (scores,) = read_summary(finished).values()
     _, config = Run.open(finished)
-    algorithm, task, clients, seed, *_ = build_federation(config)
+    algorithm, task, clients, seed, *_ = build_setup(config)
     server = last_server(finished, algorithm.init_server(task, Generator()))
     sizes = []
     for k, client in enumerate(clients):
@@ -103,8 +103,8 @@ def personal_tensors(path: Path, k: int) -> dict[str, Tensor]:
 
 def test_the_personal_files_predict_what_the_run_predicted(finished: Path) -> None:
     _, config = Run.open(finished)
-    federation = build_federation(config)
-    algorithm, task, clients = federation.algorithm, federation.task, federation.clients
+    setup = build_setup(config)
+    algorithm, task, clients = setup.algorithm, setup.task, setup.clients
     table = load_file(finished / "predictions.safetensors")
     checkpoint = json.loads((finished / "checkpoint" / "000004" / "checkpoint.json").read_text())
     server = last_server(finished, algorithm.init_server(task, Generator()))
@@ -114,7 +114,7 @@ def test_the_personal_files_predict_what_the_run_predicted(finished: Path) -> No
             name = f"state-{checkpoint['states'][str(k)]:06d}.safetensors"
             state = trees.rebuild(state, load_file(finished / "clients" / f"{k:05d}" / name))
         message = algorithm.broadcast(task, server, k)
-        evaluated = evaluate_client(federation, message, state, 3, k)
+        evaluated = evaluate_client(setup, message, state, 3, k)
         sent = dict(trees.named_leaves(message))
         personal = {**evaluated.personal, **{name: sent[there] for name, there in evaluated.shared.items()}}
         assert trees.equal(personal_tensors(finished, k), personal)
@@ -177,8 +177,8 @@ class Unjudgeable(FedAvg):
 
 def test_a_run_of_which_nothing_can_be_judged_still_ends(configure: Configure, tmp_path: Path) -> None:
     config = configure()
-    federation = build_federation(config)._replace(algorithm=Unjudgeable())
-    summary = start(config, tmp_path / "run", federation, Progress())["fedavg"]
+    setup = build_setup(config)._replace(algorithm=Unjudgeable())
+    summary = start(config, tmp_path / "run", setup, Progress())["fedavg"]
     assert "accuracy" not in summary
     assert summary["events"] == 2 * 4
     assert resume(tmp_path / "run", Progress())["fedavg"] == summary
@@ -202,8 +202,8 @@ def test_what_is_not_common_to_all_clients_is_in_each_ones_file(
 ) -> None:
     engine = {"kind": "processes", "workers": workers} if workers else {"kind": "serial"}
     config = configure(engine=engine)
-    federation = build_federation(config)._replace(algorithm=Private())
-    start(config, tmp_path / "run", federation, Progress())
+    setup = build_setup(config)._replace(algorithm=Private())
+    start(config, tmp_path / "run", setup, Progress())
     server = load_file(tmp_path / "run" / "checkpoint" / "000004" / "server.safetensors")
     for k in range(4):
         personal = personal_tensors(tmp_path / "run", k)
@@ -238,9 +238,9 @@ def test_new_clients_are_scored_apart(name: str, configure: Configure, tmp_path:
 def test_new_clients_leave_everything_else_as_it_was(configure: Configure, tmp_path: Path) -> None:
     """The same run without them, on what they leave to the others; pFedGP's models grow with a client's data."""
     config = configure(data={**NEW, "skew": 0.0, "new_fraction": 0.7}, algorithm={"name": "pfedgp"})
-    federation = build_federation(config)
-    whole = start(config, tmp_path / "whole", federation, Progress())["pfedgp"]
-    alone = federation._replace(clients=federation.clients[:3])
+    setup = build_setup(config)
+    whole = start(config, tmp_path / "whole", setup, Progress())["pfedgp"]
+    alone = setup._replace(clients=setup.clients[:3])
     part = start(config, tmp_path / "part", alone, Progress())["pfedgp"]
     assert {**whole, "new": 0, "seconds": 0} == {**part, "new": 0, "seconds": 0}
     tables = [load_file(tmp_path / name / "predictions.safetensors") for name in ("whole", "part")]
@@ -265,8 +265,8 @@ def test_the_record_tells_of_new_clients_after_the_last_round(configure: Configu
 
 def test_new_clients_that_cannot_be_judged_are_events(configure: Configure, tmp_path: Path) -> None:
     config = configure(data=NEW)
-    federation = build_federation(config)._replace(algorithm=Unjudgeable())
-    summary = start(config, tmp_path / "run", federation, Progress())["fedavg"]
+    setup = build_setup(config)._replace(algorithm=Unjudgeable())
+    summary = start(config, tmp_path / "run", setup, Progress())["fedavg"]
     assert summary["new"] == {"0.5": {}, "5.0": {}}
     events = [line for line in Run(tmp_path / "run").read_record() if line.get("event") == "not judged"]
     assert [line.get("new_alpha") for line in events] == 6 * [None] + [0.5, 0.5, 5.0, 5.0]

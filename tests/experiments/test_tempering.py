@@ -12,10 +12,10 @@ from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.core.descent import Data
 from lrbpfl.engines.loop import federate
 from lrbpfl.engines.serial import Serial
-from lrbpfl.engines.work import Federation
+from lrbpfl.engines.work import Setup
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import comparison
-from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import Config, make_algorithm, parse
 from lrbpfl.experiments.runner import Progress, start
 from lrbpfl.experiments.store import Run, read_tables
@@ -25,7 +25,7 @@ from tests.experiments.conftest import Configure, assert_same, contents
 NEW = {"partition": "size", "clients": 3, "new_clients": 2, "new_alpha": [0.5], "new_fraction": 0.4}
 
 
-def aside(federation: Federation, n: int = 4, *, but: int = -1) -> Federation:
+def aside(federation: Setup, n: int = 4, *, but: int = -1) -> Setup:
     """Every client but one keeps its last n training examples from training."""
 
     def part(data: Data, chosen: slice) -> Data:
@@ -38,10 +38,10 @@ def aside(federation: Federation, n: int = 4, *, but: int = -1) -> Federation:
     return federation._replace(clients=tuple(clients))
 
 
-def built(config: Config, **kept: int) -> Federation:
+def built(config: Config, **kept: int) -> Setup:
     """The clients of a configuration, which keep as much from training as is said here, whatever it says."""
     whole = dataclasses.replace(config, data=config.data.model_copy(update={"calibration_fraction": 0.0}))
-    return aside(build_federation(whole), **kept)
+    return aside(build_setup(whole), **kept)
 
 
 def run(config: Config, path: Path, **kept: int) -> tuple[dict[str, Any], dict[str, torch.Tensor], dict[int, float]]:
@@ -137,12 +137,12 @@ def test_a_suffix_tempers_one_algorithm() -> None:
 def dealing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons whose tempered clients keep something from training."""
 
-    def build(config: Config, *, progress: bool = False) -> Federation:
-        federation = build_federation(config, progress=progress)
+    def build(config: Config, *, progress: bool = False) -> Setup:
+        federation = build_setup(config, progress=progress)
         wanted = config.data.calibration_fraction and federation.clients[0].calibration is None
         return aside(federation) if wanted else federation
 
-    monkeypatch.setattr(comparison, "build_federation", build)
+    monkeypatch.setattr(comparison, "build_setup", build)
 
 
 @pytest.mark.usefixtures("dealing")
@@ -167,7 +167,7 @@ def test_a_tempered_algorithm_beside_the_same_one_as_it_is(folder: Path, tmp_pat
     assert all(torch.equal(judged[0][key], table[key]) for table in judged for key in ("client", "y"))
     expected = contents(tmp_path / "both" / "fedavg-ft-temper")
     alone = parse({**tables, "algorithm": {"name": "fedavg-ft", "ft_lr": 0.5}})
-    start(alone, tmp_path / "alone", build_federation(alone), Progress())
+    start(alone, tmp_path / "alone", build_setup(alone), Progress())
     assert_same(tmp_path / "both" / "fedavg-ft", contents(tmp_path / "alone"))
 
     tables = {name: table for name, table in read_tables(tmp_path / "both").items() if name != "compare"}

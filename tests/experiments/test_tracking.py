@@ -13,7 +13,7 @@ import pytest
 
 from lrbpfl.engines.loop import Round
 from lrbpfl.experiments import tracking
-from lrbpfl.experiments.build import build_federation
+from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import Config
 from lrbpfl.experiments.runner import Progress, resume, start
 from lrbpfl.experiments.store import Run
@@ -148,7 +148,7 @@ def assert_shown(place: Place, path: Path, *, but: tuple[str, int] | None = None
 
 
 def begin(config: Config, path: Path, progress: Progress) -> None:
-    start(config, path, build_federation(config), progress)
+    start(config, path, build_setup(config), progress)
 
 
 @pytest.mark.parametrize("engine", [{"kind": "serial"}, {"kind": "processes", "workers": 2}], ids=["serial", "two"])
