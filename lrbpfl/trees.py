@@ -1,7 +1,8 @@
 """Nested states: NamedTuples, tuples and dicts (or None) with tensors as leaves. Walk, average, measure, name."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -114,3 +115,44 @@ def fault(tree: Tree, template: Tree) -> str | None:
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             return f"{name} holds numbers that are not finite"
     return None
+
+
+def typed(kind: Any, named: Mapping[str, Tensor]) -> Tree:
+    """The tree of this type from its named leaves: `rebuild` where there is no template, only annotations.
+
+    A type is a NamedTuple, a dict, a tensor, None, or one of these or None. Raises KeyError where a leaf is missing,
+    and ValueError where one is left over or the type is none of these.
+    """
+    if get_origin(kind) in (Union, UnionType):
+        (some,) = (part for part in get_args(kind) if part is not type(None))
+        return typed(some, named) if named else None
+    if kind is None or kind is type(None):
+        _no_others(named, set())
+        return None
+    if kind is Tensor:
+        _no_others(named, {""})
+        return named[""]
+    if get_origin(kind) is dict:
+        value = get_args(kind)[1]
+        if value is Tensor:  # a name may hold a slash
+            return dict(named)
+        return {head: typed(value, _under(named, head)) for head in dict.fromkeys(n.partition("/")[0] for n in named)}
+    if isinstance(kind, type) and hasattr(kind, "_fields"):
+        hints = get_type_hints(kind)
+        _no_others({name.partition("/")[0]: leaf for name, leaf in named.items()}, set(kind._fields))
+        return kind(**{field: typed(hints[field], _under(named, field)) for field in kind._fields})
+    raise ValueError(f"{kind} is not a type that names its leaves")
+
+
+def _under(named: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
+    """The leaves below a name, by what follows it."""
+    return {
+        name.removeprefix(head).removeprefix("/"): leaf
+        for name, leaf in named.items()
+        if name == head or name.startswith(f"{head}/")
+    }
+
+
+def _no_others(named: Mapping[str, Tensor], expected: set[str]) -> None:
+    if left := sorted(named.keys() - expected):
+        raise ValueError(f"nothing of that name is expected: {', '.join(left)}")

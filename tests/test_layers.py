@@ -11,12 +11,13 @@ import lrbpfl
 ROOT = Path(next(iter(lrbpfl.__path__)))
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
 
-BASE = {"trees", "rng", "errors"}
+BASE = {"trees", "rng", "errors", "disk"}
 LEAVES = {"data", "metrics", "models"}
 MAY_IMPORT: dict[str, set[str]] = {
     "trees": set(),
     "rng": set(),
     "errors": set(),
+    "disk": set(),
     "data": {"errors", "rng"},
     "metrics": {"errors", "rng"},
     "models": {"errors", "rng"},

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from lrbpfl.disk import write_file
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.store import write_file
 from lrbpfl.reports.collect import collect
 from lrbpfl.reports.page import render
 

@@ -12,13 +12,14 @@ from rich.table import Table
 
 from lrbpfl.cli.progress import Display
 from lrbpfl.cli.runs import resumable
+from lrbpfl.disk import write_file
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import costs, paper
 from lrbpfl.experiments.build import cores
 from lrbpfl.experiments.cells import cell_folder, run_cells
 from lrbpfl.experiments.config import Config, make_algorithm, unknown
 from lrbpfl.experiments.items import ITEMS, ONE_STEP, OVERHEAD
-from lrbpfl.experiments.store import fingerprint, write_file
+from lrbpfl.experiments.store import fingerprint
 from lrbpfl.reports import paper as pages
 
 REPEATS = 10  # of the measurement behind Table 1

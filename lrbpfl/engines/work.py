@@ -42,6 +42,7 @@ class Setup(NamedTuple):
     seed: int
     device: str = "cpu"
     paces: tuple[float, ...] = ()  # of the task in each round; 1 in rounds beyond them
+    classes: tuple[int | str, ...] | None = None  # (num_classes,) labels as their owners write them; None: 0, 1, ...
 
     @property
     def training(self) -> range:

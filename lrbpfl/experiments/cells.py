@@ -51,5 +51,6 @@ def run_cells(
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
         if not keep_models(config):
             shutil.rmtree(folder / "clients", ignore_errors=True)
-            (folder / "shared.safetensors").unlink(missing_ok=True)
+            for file in folder.glob("W-*.safetensors"):
+                file.unlink()
         yield label, Cell(path=folder, scores=summary[config.algorithm_name])

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from lrbpfl.algorithms.protocol import wishes_of
+from lrbpfl.disk import write_file
 from lrbpfl.engines.work import Setup, check_setup
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import Config, DataSection, make_algorithm, parse, unknown
 from lrbpfl.experiments.runner import Progress, resume, start
-from lrbpfl.experiments.store import create_directory, read_tables, versions, write_file
+from lrbpfl.experiments.store import create_directory, read_tables, versions
 
 
 def plan(tables: Mapping[str, Any], names: Sequence[str]) -> dict[str, Config]:

@@ -9,12 +9,16 @@ import torch
 from safetensors.torch import save
 
 from lrbpfl import trees
+from lrbpfl.disk import write_file
 from lrbpfl.engines.loop import Observer, Round, federate
 from lrbpfl.engines.work import Evaluated, Setup, fresh_state, granted
 from lrbpfl.experiments.build import alphas_of_new, build_engine, build_setup
-from lrbpfl.experiments.config import Config
-from lrbpfl.experiments.store import Run, write_file
+from lrbpfl.experiments.config import Config, read_name
+from lrbpfl.experiments.store import Run
 from lrbpfl.metrics import Predictions, scores, summarise, tempering
+from lrbpfl.personal import files
+from lrbpfl.personal.model import shared_name
+from lrbpfl.personal.pack import Told, personal_document, shared_document
 from lrbpfl.rng import generator
 
 SCORES = (  # what summary.json holds of `summarise`
@@ -93,9 +97,9 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
         ):
             temperatures = _temperatures(config.federation.temper, setup, round)
             round = _tempered(round, temperatures)
-            pooled, pooled_new = _record(run, config, round, temperatures, alphas)
+            per_client, pooled, pooled_new = _record(run, config, round, temperatures, alphas)
             if round.t + 1 == config.federation.rounds:
-                _save_results(run, setup, round, alphas)
+                _save_results(run, config, setup, round, per_client, temperatures, alphas)
             run.save_checkpoint(config, round.t + 1, round.server, {k: engine.states[k] for k in round.accepted})
             progress.round(round, pooled)
     finally:
@@ -129,8 +133,8 @@ def _tempered(round: Round, temperatures: Mapping[int, float]) -> Round:
 
 def _record(
     run: Run, config: Config, round: Round, temperatures: Mapping[int, float], alphas: Mapping[int, float]
-) -> tuple[dict[str, float], dict[float, dict[str, float]]]:
-    """Write a round into the record; the pooled scores of the training clients and of the new ones, if judged."""
+) -> tuple[dict[int, dict[str, float]], dict[str, float], dict[float, dict[str, float]]]:
+    """Write a round into the record; scores of each client judged, and pooled over training and over new ones."""
     seed = config.federation.seed
     predictions = {k: e.result.predictions for k, e in round.evaluations.items() if e.result}
     per_client = {k: scores(p, seed=seed, path=(k,)) for k, p in predictions.items()}
@@ -142,7 +146,7 @@ def _record(
     pooled = pool(None)
     told = {k: {**s, **({"temperature": temperatures[k]} if temperatures else {})} for k, s in per_client.items()}
     run.record(_lines(round, told, pooled, alphas))
-    return pooled, {alpha: pool(alpha) for alpha in dict.fromkeys(alphas.values())}
+    return per_client, pooled, {alpha: pool(alpha) for alpha in dict.fromkeys(alphas.values())}
 
 
 def _lines(
@@ -174,26 +178,34 @@ def _lines(
         yield {"round": number, "metric": metric, "value": value}
 
 
-def _save_results(run: Run, setup: Setup, round: Round, alphas: Mapping[int, float]) -> None:
-    """Names, the last round's predictions, and every client's own model as far as it is its own."""
+def _save_results(
+    run: Run,
+    config: Config,
+    setup: Setup,
+    round: Round,
+    per_client: Mapping[int, Mapping[str, float]],
+    temperatures: Mapping[int, float],
+    alphas: Mapping[int, float],
+) -> None:
+    """Names, the last round's predictions, what clients share, and every client's own model."""
     _write_names(run.path / "clients.json", (client.name for client in setup.clients))
     if setup.task.class_names is not None:
         _write_names(run.path / "classes.json", setup.task.class_names)
     results = {k: e.result for k, e in round.evaluations.items() if e.result}
     if results:
-        write_file(run.path / "predictions.safetensors", save(_stacked(results, alphas)))
-    shared: dict[str, torch.Tensor] = {}
+        write_file(run.path / "predictions.safetensors", save(_stacked(results, alphas)), private=True)
+    shared = shared_document(setup, read_name(config.algorithm_name).name, round.server)
+    files.write(run.path / shared_name(shared), shared)
     for k, result in results.items():
-        message = _message(setup, round, k)
-        common = {name: sent for name, sent in result.shared.items() if _same(shared, sent, message[sent])}
-        own = {name: message[sent] for name, sent in result.shared.items() if name not in common}
-        run.save_personal(k, {**result.personal, **own}, common)
-    write_file(run.path / "shared.safetensors", save(shared))
-
-
-def _same(shared: dict[str, torch.Tensor], name: str, leaf: torch.Tensor) -> bool:
-    """Whether this tensor of a message is the one all clients share under this name."""
-    return shared.setdefault(name, leaf) is leaf
+        told = Told(
+            address=(setup.seed, "predict", round.t, k),
+            scores=per_client[k],
+            judged=config.federation.evaluate_on,
+            judged_examples=len(result.predictions.y),
+            temperature=temperatures.get(k, 1.0),
+        )
+        own = personal_document(shared, setup.clients[k], result, _message(setup, round, k), told)
+        files.write(run.personal_file(k), own)
 
 
 def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, float]) -> dict[str, torch.Tensor]:

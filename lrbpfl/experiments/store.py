@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor, contiguous_format
+from torch import contiguous_format
 
 from lrbpfl import trees
+from lrbpfl.disk import fsync_directory, private_folder, write_file
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import config as configuration
 from lrbpfl.experiments.config import Config
@@ -74,7 +75,7 @@ class Run:
         before = self._describe(self._checkpoints()[-1]) if self._checkpoints() else {"states": {}}
         kept = dict(before["states"])
         for k, state in states.items():
-            write_file(self._state_file(k, rounds), _packed(state))
+            write_file(self._state_file(k, rounds), _packed(state), private=True)
             kept[str(k)] = rounds
         description = {
             "rounds": rounds,
@@ -90,7 +91,7 @@ class Run:
         if target.exists():  # the last round, done again: no moment may find half of a checkpoint in this place
             target.rename(aside.with_name(f"{aside.name}-old"))
         aside.rename(target)
-        _fsync_directory(target.parent)
+        fsync_directory(target.parent)
         self._clear()
         self._forget()
 
@@ -122,13 +123,12 @@ class Run:
             os.truncate(self.metrics, checkpoint.metrics_bytes if checkpoint else 0)
         self._clear()
 
-    def save_personal(self, k: int, own: dict[str, Tensor], shared: dict[str, str]) -> None:
-        """Client k's own model: its own tensors; `shared` names the rest, which lie in shared.safetensors."""
-        data = _packed(own, metadata={"shared": json.dumps(shared)})
-        write_file(self._client_folder(k) / "personal.safetensors", data)
+    def personal_file(self, k: int) -> Path:
+        """Where client k's own model lies."""
+        return self._client_folder(k) / "personal.safetensors"
 
     def _client_folder(self, k: int) -> Path:
-        return self.path / "clients" / f"{k:05d}"
+        return private_folder(self.path / "clients") / f"{k:05d}"
 
     def _state_file(self, k: int, rounds: int) -> Path:
         return self._client_folder(k) / f"state-{rounds:06d}.safetensors"
@@ -197,17 +197,6 @@ def read_tables(path: Path) -> dict[str, Any]:
     return {name: table for name, table in configuration.read(path / "config.toml").items() if name != "versions"}
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write aside, fsync, rename: the file is whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.part")
-    with aside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
-
-
 def fingerprint(config: Config) -> str:
     """A hash of everything in the configuration that changes a number."""
     text = json.dumps(config.identity(), sort_keys=True)
@@ -242,11 +231,3 @@ def _unpacked(path: Path, template: Tree) -> Tree:
 
 def _unreadable(path: Path, error: Exception) -> BadInput:
     return BadInput(f"{path} cannot be read, so this run cannot go on: {error}")
-
-
-def _fsync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

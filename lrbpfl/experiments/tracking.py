@@ -15,11 +15,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
+from lrbpfl.disk import write_file
 from lrbpfl.engines.loop import Round
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.config import Config, to_toml, unknown
 from lrbpfl.experiments.runner import Progress
-from lrbpfl.experiments.store import Run, write_file
+from lrbpfl.experiments.store import Run
 
 COSTS = ("bytes_down", "bytes_up", "seconds")
 OF_COHORT = ("loss", "rank")  # what clients tell of their training, as a mean over the cohort

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lrbpfl.disk import write_file
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.cells import Cell, run_cells
 from lrbpfl.experiments.config import Config, override, parse
 from lrbpfl.experiments.runner import Progress
-from lrbpfl.experiments.store import write_file
 
 UNCHANGED = "as it is"
 JUDGED = ("nll", "accuracy", "ece_pooled", "ece_pooled_floor", "ece_pooled_debiased", "ece_worst", "rank", "seconds")

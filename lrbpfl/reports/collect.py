@@ -226,8 +226,8 @@ def _ranks(folder: Path) -> dict[str, tuple[int, int]]:
     if not file.is_file():
         return {}
     with safe_open(file, framework="pt") as tensors:
-        gammas = {key: tensors.get_tensor(key) for key in list(tensors.keys()) if key.startswith("gates/")}
-    return {key.removeprefix("gates/"): (gating.rank(gamma), len(gamma)) for key, gamma in gammas.items()}
+        gammas = {key: tensors.get_tensor(key) for key in list(tensors.keys()) if key.startswith("own/gates/")}
+    return {key.removeprefix("own/gates/"): (gating.rank(gamma), len(gamma)) for key, gamma in gammas.items()}
 
 
 def _all_finite(scores: Scores) -> Scores:

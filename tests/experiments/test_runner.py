@@ -6,9 +6,9 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Generator, Tensor
 
@@ -22,9 +22,11 @@ from lrbpfl.engines.work import evaluate_client
 from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.runner import Progress, read_class_names, read_client_names, read_summary, resume, start
 from lrbpfl.experiments.store import Run
+from lrbpfl.personal import files as documents
+from lrbpfl.personal.model import load
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
-from tests.experiments.conftest import NAMES, Configure, assert_same, contents, files, run
+from tests.experiments.conftest import NAMES, Configure, files, run
 
 SCORES = {"accuracy", "nll", "brier", "ece_pooled", "mce_pooled", "ece_mean", "ece_worst", "ece_floor_mean"}
 SCORES |= {"ece_debiased_mean", "bytes_up", "bytes_down", "parameters", "seconds"}
@@ -33,9 +35,10 @@ SCORES |= {"ece_debiased_mean", "bytes_up", "bytes_down", "parameters", "seconds
 def test_a_run_leaves_its_files_and_nothing_else(finished: Path) -> None:
     names = {str(file) for file in files(finished)}
     assert {f"clients/{k:05d}/personal.safetensors" for k in range(4)} <= names
-    rest = {name for name in names if not name.startswith(("clients/", "checkpoint/"))}
+    rest = {name for name in names if not name.startswith(("clients/", "checkpoint/", "W-"))}
     texts = {"config.toml", "metrics.jsonl", "summary.json", "clients.json"}
-    assert rest == texts | {"shared.safetensors", "predictions.safetensors"}
+    assert rest == texts | {"predictions.safetensors"}
+    assert len(list(finished.glob("W-*.safetensors"))) == 1
     assert read_client_names(finished) == dict(enumerate(NAMES))
     assert not [name for name in names if ".part" in name or "/." in name or name.startswith(".")]
 
@@ -95,10 +98,9 @@ def last_server(path: Path, template: Tree) -> Tree:
 
 def personal_tensors(path: Path, k: int) -> dict[str, Tensor]:
     """Client k's own model as the files tell it."""
-    shared = load_file(path / "shared.safetensors")
-    with safe_open(path / "clients" / f"{k:05d}" / "personal.safetensors", "pt") as file:
-        own = {name: file.get_tensor(name) for name in list(file.keys())}
-        return {**own, **{name: shared[there] for name, there in json.loads(file.metadata()["shared"]).items()}}
+    (shared,) = (load_file(file) for file in path.glob("W-*.safetensors"))
+    about, own = documents.read(path / "clients" / f"{k:05d}" / "personal.safetensors", "personal")
+    return {name: own[f"own/{name}"] if there is None else shared[there] for name, there in about["leaves"].items()}
 
 
 def test_the_personal_files_predict_what_the_run_predicted(finished: Path) -> None:
@@ -121,6 +123,8 @@ def test_the_personal_files_predict_what_the_run_predicted(finished: Path) -> No
         probs = torch.from_numpy(evaluated.predictions.probs).float()
         assert torch.equal(table["probs"][table["client"] == k], probs)
         assert len(clients[k].test.y) == len(probs)
+        loaded = load(finished, client=clients[k].name).predict(clients[k].test.x)
+        assert torch.equal(torch.from_numpy(loaded.probability).float(), probs)
 
 
 def test_the_record_has_a_line_for_every_round_client_and_metric(finished: Path) -> None:
@@ -146,8 +150,11 @@ def test_the_names_of_the_classes_are_kept_and_change_no_number(
     (sites / "classes.txt").write_text("ill\nwell\nnaïve\n", encoding="utf-8")
     run(config, tmp_path / "named")
     assert read_class_names(tmp_path / "named") == {0: "ill", 1: "well", 2: "naïve"}
-    (tmp_path / "named" / "classes.json").unlink()
-    assert_same(tmp_path / "named", contents(tmp_path / "bare"))
+    for name in NAMES:
+        named, bare = (load(tmp_path / run, client=name) for run in ("named", "bare"))
+        assert named.classes == ("ill", "well", "naïve") and bare.classes == (0, 1, 2)
+        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+        assert np.array_equal(named.predict(x).probability, bare.predict(x).probability)
 
 
 def test_a_finished_run_is_told_and_not_touched(finished: Path) -> None:

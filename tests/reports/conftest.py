@@ -80,7 +80,9 @@ def write_run(
         (path / "clients" / f"{k:05d}").mkdir(parents=True)
         gamma = torch.tensor([math.inf, 3.5, 3.5])
         gamma[1 + k % 3 :] = -math.inf
-        save_file({f"gates/{name}": gamma.clone() for name in layers}, path / f"clients/{k:05d}/personal.safetensors")
+        save_file(
+            {f"own/gates/{name}": gamma.clone() for name in layers}, path / f"clients/{k:05d}/personal.safetensors"
+        )
     if names:
         (path / "clients.json").write_text(json.dumps(list(names)))
     if class_names:
