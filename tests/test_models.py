@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from lrbpfl import trees
-from lrbpfl.core.network import check, maskable
+from lrbpfl.core.checks import check
+from lrbpfl.core.network import maskable
 from lrbpfl.errors import BadInput
 from lrbpfl.models import MODELS, cnn
 from lrbpfl.rng import generator

@@ -14,6 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from lrbpfl.core.descent import Data
+from lrbpfl.core.inputs import take
 
 STEPS = (0.0, 1.0, 3.0, 6.0, 10.0)  # times the cautious number
 NOISES = (1 / 6, 1 / 2, 1.0)  # times the cautious size
@@ -135,4 +136,4 @@ def parts(data: Data, share: float, num_clients: int, rng: Generator) -> tuple[D
         turn[mine] = places / len(mine)
     order = turn.argsort(stable=True).to(data.y.device)
     rest, voters = order[held:].sort().values, order[:held].sort().values
-    return Data(data.x[rest], data.y[rest]), Data(data.x[voters], data.y[voters])
+    return Data(take(data.x, rest), data.y[rest]), Data(take(data.x, voters), data.y[voters])

@@ -43,7 +43,7 @@ def weighed(network: MaskedNetwork, W: Params, masks: Masks, gates: Gates, held:
     found = {}
     for name, factors in masking.factors(masks.mean, places).items():
         kept = (masking.matrix(*part, places.layers[name].groups) for part in masking.truncated(*factors))
-        logits = (network.after(masking.masked(W, {**M, name: m}), held.x) + log_prior for m in kept)
+        logits = (network.under(W, {**M, name: m}, held.x) + log_prior for m in kept)
         likely = torch.stack([log_likelihood(one[None], held.y) for one in logits])
         gains = likely.new_zeros(len(gates[name]) - 1, len(held.y))  # a layer may have fewer ranks than gates
         gains[: len(likely) - 1] = likely.diff(dim=0)

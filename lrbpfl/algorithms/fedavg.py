@@ -23,6 +23,7 @@ from lrbpfl.algorithms.protocol import (
     first_params,
 )
 from lrbpfl.core.descent import Data, Rate, batches, descend
+from lrbpfl.core.inputs import Inputs
 from lrbpfl.core.network import Params, Weights, rows_of_classes
 
 
@@ -64,6 +65,6 @@ class FedAvg:
         """The global network as it is."""
         return personal_model(task, message, data)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """One sample: the softmax of the global network, (1, n, classes)."""
         return softmax(task, personal, x)

@@ -18,6 +18,7 @@ from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.algorithms.plain import Personal, personal_model, softmax
 from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update
 from lrbpfl.core.descent import Data
+from lrbpfl.core.inputs import Inputs
 from lrbpfl.core.network import Params, Weights
 
 
@@ -60,7 +61,7 @@ class FedAvgFT:
         W, _, _ = tuning.client_update(task, message, client, data, rng)
         return personal_model(task, W, data)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """One sample: the softmax of the fine-tuned network, (1, n, classes)."""
         return softmax(task, personal, x)
 

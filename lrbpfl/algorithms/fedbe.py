@@ -46,6 +46,7 @@ from lrbpfl.algorithms.protocol import (
     Wishes,
 )
 from lrbpfl.core.descent import Data, Rate, batches, descend
+from lrbpfl.core.inputs import Inputs, length
 from lrbpfl.core.network import Params, Weights, forward
 from lrbpfl.core.objective import plain_logits, probabilities
 from lrbpfl.errors import BadInput
@@ -115,7 +116,7 @@ class FedBE:
         """The global network as it is."""
         return personal_model(task, message, data)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """One sample: the softmax of the global network, (1, n, classes)."""
         return softmax(task, personal, x)
 
@@ -154,14 +155,15 @@ class FedBE:
         return FedAvg(local_steps=self.local_steps, lr=self.lr, batch_size=self.batch_size, weights=self.weights)
 
 
-def public_inputs(task: Task) -> Tensor:
+def public_inputs(task: Task) -> Inputs:
     """The unlabelled inputs at the server, (n, *input); without them there is no FedBE."""
-    if task.public is None or len(task.public) == 0:
+    if task.public is None or length(task.public) == 0:
         raise BadInput(
             "FedBE distils on unlabelled inputs at the server, and there are none: "
             "set data.public_fraction (e.g. 0.04), or Task.public in Python"
         )
-    return task.public
+    public: Inputs = task.public
+    return public
 
 
 def gaussian_draws(mu: Params, arrived: Sequence[Update], spread: float, rng: Generator) -> Iterator[Params]:
@@ -184,7 +186,7 @@ def dirichlet_draws(arrived: Sequence[Update], alpha: float, rng: Generator) -> 
         yield trees.mean((u.upload, gamma * u.num_examples) for u, gamma in shares if gamma > 0)
 
 
-def ensemble(task: Task, teachers: Iterable[Params], x: Tensor) -> Tensor:
+def ensemble(task: Task, teachers: Iterable[Params], x: Inputs) -> Tensor:
     """The mean of the teachers' probabilities, (n, classes)."""
 
     def opinion(w: Params) -> Tensor:

@@ -21,6 +21,7 @@ from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.algorithms.plain import Personal, personal_model, softmax
 from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update, first_params
 from lrbpfl.core.descent import Data
+from lrbpfl.core.inputs import Inputs
 from lrbpfl.core.network import Params, Weights
 
 
@@ -72,7 +73,7 @@ class Local:
         W, _ = self._train(task, client.W, data, rng, steps=missing)
         return personal_model(task, W, data)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """One sample: the softmax of the client's own network, (1, n, classes)."""
         return softmax(task, personal, x)
 

@@ -38,6 +38,7 @@ from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data, OptimiserName
 from lrbpfl.core.gaussian import sample, widened
+from lrbpfl.core.inputs import Inputs
 from lrbpfl.core.masks import Gates, Masks
 from lrbpfl.core.network import LayerKind, Params, Weights, maskable, rows_of_classes
 from lrbpfl.core.objective import masked_network, probabilities
@@ -214,7 +215,7 @@ class LRBPFL:
         masks, gates = site.path(message.W, site.fresh_masks(client.seed), {steps}, rng, gates_rest=True)[steps]
         return Personal(W=message.W, masks=widened(masks, noise), gates=gates, log_prior=site.log_prior)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """The softmax under each of C masks, (C, n, classes); the same masks for all of x."""
         W, masks, gates, log_prior = personal
         network = masked_network(task.model, maskable(task.model, self.mask_layers), gates)

@@ -13,7 +13,9 @@ from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data, Rate, batches, descend, descent
 from lrbpfl.core.gaussian import sample
+from lrbpfl.core.inputs import Inputs, pieces, take
 from lrbpfl.core.masks import Gates, Masks, Scales
+from lrbpfl.core.modes import draws, learning
 from lrbpfl.core.network import Params, maskable
 from lrbpfl.core.objective import MaskedNetwork, free_energy, masked_network, nll
 from lrbpfl.rng import generator
@@ -88,12 +90,12 @@ class Site(NamedTuple):
         (_, gates, W), loss = descend(energy, (start, self.gates, W), steps, self._rates())
         return W, gates, loss
 
-    def nll(self, W: Params, masks: Masks, scales: Scales | None, h: Tensor, y: Tensor, rng: Generator) -> Tensor:
+    def nll(self, W: Params, masks: Masks, scales: Scales | None, h: Inputs, y: Tensor, rng: Generator) -> Tensor:
         """-E_q[log p(batch | W o M)] per example, by C sampled masks, from what comes before them."""
         draws = sample(masks, masking.draw(masks, self.method.samples, rng))
         return nll(self.network.logits(W, draws, h, scales) + self.log_prior, y)
 
-    def free_energy(self, W: Params, masks: Masks, gates: Gates, h: Tensor, y: Tensor, rng: Generator) -> Tensor:
+    def free_energy(self, W: Params, masks: Masks, gates: Gates, h: Inputs, y: Tensor, rng: Generator) -> Tensor:
         """F_k(W, phi_k, psi_k, lambda_k) per example, on one batch.  Eq. (8)"""
         method, num_data = self.method, len(self.data.y)
         F = self.nll(W, masks, scales_of(method, gates), h, y, rng)
@@ -115,11 +117,19 @@ class Site(NamedTuple):
 
     def _batches_before(self, W: Params, steps: int, rng: Generator) -> Iterator[Data]:
         """Batches of what comes before the masks, which no mask changes: computed once if all of it will be seen."""
-        before, (x, y), size = torch.no_grad()(self.network.before), self.data, self.method.batch_size
-        if len(y) <= steps * size:
-            h = torch.cat([before(W, piece) for piece in torch.split(x, CHUNK)])
-            return batches(Data(h, y), size, steps, rng)
-        return (Data(before(W, batch.x), batch.y) for batch in batches(self.data, size, steps, rng))
+        (x, y), size = self.data, self.method.batch_size
+
+        @torch.no_grad()
+        def before(x: Inputs) -> Any:
+            with learning():
+                return self.network.before(W, x)
+
+        noisy = draws(lambda: before(take(x, y.new_zeros(1))), y.device)  # dropout is new in every step
+        if isinstance(x, Tensor) and len(y) <= steps * size and not noisy:
+            parts = [before(piece) for piece in pieces(x, CHUNK)]
+            if all(isinstance(part, Tensor) for part in parts):
+                return batches(Data(torch.cat(parts), y), size, steps, rng)
+        return (Data(before(batch.x), batch.y) for batch in batches(self.data, size, steps, rng))
 
 
 def scales_of(method: "LRBPFL", gates: Gates) -> Scales | None:

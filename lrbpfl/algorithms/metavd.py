@@ -46,6 +46,7 @@ from lrbpfl.algorithms.protocol import (
 from lrbpfl.core import dropout
 from lrbpfl.core.descent import Data, Rate, batches, descend
 from lrbpfl.core.dropout import HIGHEST, LOWEST, LogVariances, Stochastic
+from lrbpfl.core.inputs import Inputs
 from lrbpfl.core.network import Params, Weights, forward, inputs
 from lrbpfl.core.objective import nll, probabilities
 from lrbpfl.errors import BadInput
@@ -176,12 +177,12 @@ class MetaVD:
         rates = log_variance if self.predict_rates == "own" else constant(log_variance)
         return Personal(W=W, log_variance=rates, log_prior=log_label_prior(task, data.y))
 
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """Softmax of the mean logits of sampled networks, (1, n, classes), or of each one's, (samples, n, classes)."""
         W, log_variance, log_prior = personal
         networks = [dropout.draw(W, log_variance, rng, self.noise) for _ in range(self.samples)]
 
-        def logits(x: Tensor) -> Tensor:
+        def logits(x: Inputs) -> Tensor:
             x = inputs(x)
             return self._averaged(torch.stack([forward(task.model, w, x) for w in networks])) + log_prior
 

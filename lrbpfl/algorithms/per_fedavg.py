@@ -20,6 +20,8 @@ from lrbpfl import trees
 from lrbpfl.algorithms.plain import Objective, Personal, objective, personal_model, softmax
 from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update, first_params
 from lrbpfl.core.descent import Data, Rate, batches, descend
+from lrbpfl.core.inputs import Inputs
+from lrbpfl.core.modes import learning
 from lrbpfl.core.network import Params, Weights
 
 Variant = Literal["fo", "hf"]
@@ -56,7 +58,8 @@ class PerFedAvg:
         D, D1, D2 = (batches(data, self.batch_size, self.local_steps, rng) for _ in range(3))
         w, losses = message, []
         for triple in zip(D, D1, D2, strict=True):
-            gradient, loss = meta_gradient(f, w, *triple, alpha=self.alpha, variant=self.variant)
+            with learning():
+                gradient, loss = meta_gradient(f, w, *triple, alpha=self.alpha, variant=self.variant)
             w = trees.tree_map(lambda w, g: w - self.beta * task.pace * g, w, gradient)
             losses.append(loss)
         return w, None, {"loss": sum(losses) / len(losses)}
@@ -72,7 +75,7 @@ class PerFedAvg:
         (u,), _ = descend(objective(task, data), (message,), steps, (Rate("sgd", self.alpha),))
         return personal_model(task, u, data)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """One sample: the softmax of the adapted network, (1, n, classes)."""
         return softmax(task, personal, x)
 

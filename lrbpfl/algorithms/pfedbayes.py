@@ -37,7 +37,8 @@ from lrbpfl.algorithms.protocol import (
 )
 from lrbpfl.core.descent import Data, OptimiserName, Rate, batches, descend
 from lrbpfl.core.gaussian import Gaussian, Prior, draws_and_kl, kl, prior, sample
-from lrbpfl.core.network import Params, Weights, forward
+from lrbpfl.core.inputs import Inputs
+from lrbpfl.core.network import Params, Weights, forward, trainable
 from lrbpfl.core.objective import nll, probabilities
 
 MIN_RHO = -12.0  # softplus(-12) = 6e-6
@@ -85,7 +86,7 @@ class PFedBayes:
 
     def init_client(self, task: Task, rng: Generator) -> Client:
         """Nothing yet: the place of a personal distribution."""
-        zeros = {name: torch.zeros_like(p, requires_grad=False) for name, p in task.model.named_parameters()}
+        zeros = {name: torch.zeros_like(p) for name, p in trainable(task.model).items()}
         return Client(q={name: Gaussian(z, z.clone()) for name, z in zeros.items()}, started=torch.zeros(()))
 
     def broadcast(self, task: Task, server: Gaussians, client_id: int) -> Gaussians:
@@ -127,7 +128,7 @@ class PFedBayes:
         q = client.q if client.started else self._adapt(task, message, data, rng)
         return Personal(q=q, log_prior=log_label_prior(task, data.y))
 
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """The softmax of each of the networks drawn from q_k, (samples, n, classes); the same networks for all of x."""
         q = _flat(personal.q)
         networks = [_weights(sample(q, noise), personal.q) for noise in _noise(q, self.predict_samples, rng)]
@@ -164,7 +165,7 @@ class PFedBayes:
         return self.zeta / len(data.y) * divergence
 
 
-def _logits(task: Task, networks: list[Params], x: Tensor) -> Tensor:
+def _logits(task: Task, networks: list[Params], x: Inputs) -> Tensor:
     """(networks, batch, classes)."""
     return torch.stack([forward(task.model, W, x) for W in networks])
 

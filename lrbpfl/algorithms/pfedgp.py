@@ -40,6 +40,7 @@ from lrbpfl.algorithms.protocol import (
 from lrbpfl.core import class_tree, gp
 from lrbpfl.core.descent import Data, OptimiserName, Rate, descend
 from lrbpfl.core.gp import Given, Link
+from lrbpfl.core.inputs import Inputs, take
 from lrbpfl.core.network import Params, Weights, embedding, head
 from lrbpfl.core.objective import probabilities
 from lrbpfl.errors import BadInput
@@ -79,7 +80,7 @@ class PFedGP:
         """The network w_0 without its last layer."""
         gp.sampler()
         last, params = head(task.model), first_params(task, self.weights, rng)
-        if (outputs := len(params[last[0]])) != task.num_classes:
+        if (outputs := len(task.model.get_parameter(last[0]))) != task.num_classes:
             raise BadInput(
                 f"the model's last Linear layer has {outputs} outputs, not one for each of {task.num_classes} classes"
             )
@@ -132,7 +133,7 @@ class PFedGP:
         return Personal(W=message, X=X, y=y, tree=tree, means=means, omega=omega, unseen=_unseen(task, data))
 
     @torch.no_grad()
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """One sample for each chain, (chains, n, classes): the products along the tree's paths."""
         W, X, y, tree, means, omega, unseen = personal
         nodes = list(_nodes(y, tree, means))
@@ -143,15 +144,15 @@ class PFedGP:
         ]
         seen = torch.zeros_like(unseen).index_fill(0, y, 1.0)
 
-        def log_probabilities(x: Tensor) -> Tensor:
+        def log_probabilities(x: Inputs) -> Tensor:
             new = self._embed(task, W, x)
             left = [self._left(g, X[own], new, m) for g, (own, _, m) in zip(givens, nodes, strict=True)]
-            probs = class_tree.class_probabilities(tree, left, seen.expand(len(omega), len(x), -1))
+            probs = class_tree.class_probabilities(tree, left, seen.expand(len(omega), len(new), -1))
             return (probs * (1 - unseen.sum()) + unseen).log().float()
 
         return probabilities(log_probabilities, x)
 
-    def _embed(self, task: Task, w: Params, x: Tensor) -> Tensor:
+    def _embed(self, task: Task, w: Params, x: Inputs) -> Tensor:
         """Embeddings of length one, (n, d)."""
         return nnf.normalize(embedding(task.model, w, x).double(), dim=-1)
 
@@ -201,7 +202,7 @@ class PFedGP:
         firsts = torch.stack([order[data.y[order] == c][0] for c in data.y.unique()])
         others = order[~torch.isin(order, firsts)]
         chosen = torch.cat([firsts, others])[: max(self.max_examples, len(firsts))]
-        return Data(x=data.x[chosen], y=data.y[chosen])
+        return Data(x=take(data.x, chosen), y=data.y[chosen])
 
 
 def _nodes(y: Tensor, tree: Tensor, means: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

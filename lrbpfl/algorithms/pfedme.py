@@ -20,6 +20,7 @@ from lrbpfl import trees
 from lrbpfl.algorithms.plain import Objective, Personal, objective, personal_model, softmax
 from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update, first_params
 from lrbpfl.core.descent import Data, Rate, batches, descend
+from lrbpfl.core.inputs import Inputs
 from lrbpfl.core.network import Params, Weights
 
 
@@ -71,7 +72,7 @@ class PFedMe:
         theta, _ = self.approach(objective(task, data), message, message, steps)
         return personal_model(task, theta, data)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """One sample: the softmax of the personal network, (1, n, classes)."""
         return softmax(task, personal, x)
 

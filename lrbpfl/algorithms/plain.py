@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lrbpfl.algorithms.protocol import Task, log_label_prior
 from lrbpfl.core.descent import Data
+from lrbpfl.core.inputs import Inputs
 from lrbpfl.core.network import Params
 from lrbpfl.core.objective import nll, plain_logits, probabilities
 
@@ -31,6 +32,6 @@ def personal_model(task: Task, W: Params, data: Data) -> Personal:
     return Personal(W=W, log_prior=log_label_prior(task, data.y))
 
 
-def softmax(task: Task, personal: Personal, x: Tensor) -> Tensor:
+def softmax(task: Task, personal: Personal, x: Inputs) -> Tensor:
     """One sample: the softmax of the network, (1, n, classes)."""
     return probabilities(lambda x: plain_logits(task.model, personal.W, x) + personal.log_prior, x)

@@ -26,12 +26,12 @@ Info = dict[str, float]  # what a client tells about its training, for curves an
 class Task(NamedTuple):
     """What every party knows before round 0; constant during a run, but for the pace of a round."""
 
-    model: nn.Module  # a template: called with explicit parameters, never trained
+    model: nn.Module  # a template: called with explicit parameters, never trained; frozen ones are its own
     num_classes: int
     pretrained: bool = False  # start from the template's own parameters, whatever the algorithm would start from
     # Examples, shared out among all classes, that smooth a client's frequencies; 0: none, None: the algorithm's wish.
     label_prior: float | None = None
-    public: Tensor | None = None  # unlabelled inputs at the server; empty: none, None: the algorithm's wish
+    public: Any = None  # unlabelled inputs at the server; empty: none, None: the algorithm's wish
     num_clients: int = 0  # that take part in training, with the ids below it; 0 if nobody said how many
     class_names: tuple[str, ...] | None = None  # (num_classes,) for readers of results; no algorithm reads them
     pace: float = 1.0  # of this round: multiplies the rate of the network that clients train together (`local`: alone)
@@ -84,7 +84,7 @@ class Algorithm(Protocol):
     def personalise(self, task: Task, message: Tree, client: Tree, data: Data, rng: Generator) -> Tree:
         """A client's own model, from the message, what it kept and its own training data."""
 
-    def predict(self, task: Task, personal: Tree, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Tree, x: Any, rng: Generator) -> Tensor:
         """Probabilities (samples, n, classes): every sample of the model, not their mean."""
 
 

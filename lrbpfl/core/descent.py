@@ -8,6 +8,8 @@ import torch
 from torch import Generator, Tensor
 
 from lrbpfl import trees
+from lrbpfl.core.inputs import take
+from lrbpfl.core.modes import learning
 from lrbpfl.trees import Tree
 
 OptimiserName = Literal["sgd", "momentum", "adam"]  # plain SGD, SGD with momentum 0.9, Adam
@@ -15,9 +17,9 @@ Schedule = Literal["constant", "cosine"]  # of rates over the rounds
 
 
 class Data(NamedTuple):
-    """Labelled examples: x (n, *input) as float or uint8 images, y (n,) as int64."""
+    """Labelled examples: x (n, *input), or several such inputs, y (n,) as int64."""
 
-    x: Tensor
+    x: Any  # Inputs; to spell them out would have every reader of images ask which of three kinds it got
     y: Tensor
 
 
@@ -43,7 +45,7 @@ def batches(data: Data, batch_size: int, steps: int, rng: Generator) -> Iterator
     order = torch.cat([torch.randperm(n, generator=rng) for _ in range(max(passes, 1))])
     for step in range(steps):
         chosen = order[step * size : (step + 1) * size].to(data.y.device)
-        yield Data(x=data.x[chosen], y=data.y[chosen])
+        yield Data(x=take(data.x, chosen), y=data.y[chosen])
 
 
 def descend(
@@ -80,8 +82,9 @@ def descent(
     optimisers = [_optimiser(trees.leaves(group), rate) for group, rate in zip(groups, rates, strict=True)]
     yield groups, float("nan")
     for step, batch in enumerate(data):
-        loss = F(*groups, batch)
-        loss.backward()
+        with learning():
+            loss = F(*groups, batch)
+            loss.backward()
         if clip < math.inf:
             torch.nn.utils.clip_grad_norm_(trees.leaves(groups), clip)
         for optimiser, rate in zip(optimisers, rates, strict=True):

@@ -13,7 +13,8 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as nnf
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from lrbpfl.core.network import Params, forward, maskable, parted
+from lrbpfl.core.inputs import Inputs
+from lrbpfl.core.network import CONV, Params, caller, maskable, parted, through, trainable
 from lrbpfl.errors import BadInput
 
 LogVariances = dict[str, Tensor]  # l by the name of a weight, of its shape
@@ -26,10 +27,12 @@ FLOOR = 1e-10  # of the variance of an activation, whose root has no slope at ze
 def stochastic_weights(model: nn.Module, which: Stochastic) -> list[str]:
     """Names of the weights with noise: that of the second Linear layer (of the only one if there is one), or all.
 
-    The output layer of an attention block is left out: its weight is used without calling the layer.
+    Those of Linear and Conv layers that train. The output layer of an attention block is left out: its weight is used
+    without calling the layer.
     """
-    modules = dict(model.named_modules())
-    layers = {name: modules[name.rpartition(".")[0]] for name in maskable(model)}
+    modules, trained = dict(model.named_modules()), trainable(model)
+    layers = {name: modules[name.rpartition(".")[0]] for name in maskable(model) if name in trained}
+    layers = {name: m for name, m in layers.items() if isinstance(m, (nn.Linear, *CONV))}
     called = {name: m for name, m in layers.items() if not isinstance(m, NonDynamicallyQuantizableLinear)}
     linear = [name for name, module in called.items() if isinstance(module, nn.Linear)]
     names = list(called) if which == "all" else linear[:2][-1:]
@@ -65,7 +68,7 @@ def noisy_logits(
     model: nn.Module,
     W: Params,
     log_variances: LogVariances,
-    x: Tensor,
+    x: Inputs,
     *,
     samples: int,
     rng: Generator,
@@ -76,9 +79,9 @@ def noisy_logits(
     What a Sequential model computes before its first noisy layer is the same for all samples, and computed once.
     """
     before, after = parted(model, log_variances)
-    h = forward(before, W, x)
+    h, rest = through(before)(W, x), caller(after)
     with noise_on_outputs(model, variances(log_variances), rng, scale):
-        return torch.stack([forward(after, W, h) for _ in range(samples)])
+        return torch.stack([rest(W, h) for _ in range(samples)])
 
 
 @contextmanager

@@ -98,12 +98,15 @@ def matrices(drawn: Tensor, places: Layout, scales: Scales | None = None) -> dic
     return found
 
 
-def masked(W: Params, M: dict[str, Tensor]) -> Params:
+def masked(W: Params, M: dict[str, Tensor], frozen: Params | None = None) -> Params:
     """The network under one mask, G = W o M on masked weights; all other parameters stay.  Eq. (4)
 
-    A convolution's mask (outputs, inputs / groups) is the same at every position of the kernel.
+    Masked weights that do not train are no part of W, but `frozen`. A convolution's mask (outputs, inputs / groups) is
+    the same at every position of the kernel.
     """
-    return {**W, **{name: W[name] * m.reshape(m.shape + (1,) * (W[name].dim() - 2)) for name, m in M.items()}}
+    own = {**frozen, **W} if frozen else W
+    G = {name: own[name].to(m.device) * m.reshape(m.shape + (1,) * (own[name].dim() - 2)) for name, m in M.items()}
+    return {**W, **G}
 
 
 def kl_divergence(masks: Masks, prior_mean: Tensor, prior_std: float) -> Tensor:

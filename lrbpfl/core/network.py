@@ -1,26 +1,31 @@
-"""Any nn.Module as a function of its parameters, and which of its layers take a mask."""
+"""Any nn.Module as a function of the parameters that it trains, and which of its weights take a mask."""
 
-from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as nnf
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.utils.parametrizations import _SpectralNorm
 
+from lrbpfl import trees
+from lrbpfl.core.inputs import Inputs, device_of, length
+from lrbpfl.core.modes import modal, right_mode
 from lrbpfl.errors import BadInput
 
 Params = dict[str, Tensor]
-Call = Callable[[Params, Tensor], Tensor]  # the network as a function of its parameters and its inputs
+Call = Callable[[Params, Inputs], Tensor]  # the network as a function of its parameters and its inputs
 Weights = Literal["kaiming", "uniform", "template"]  # where training starts
 LayerKind = Literal["auto", "all", "dense", "conv"]  # auto: the dense ones, or all where there are none
 
+CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")  # of attention
+
 
 class Layer(NamedTuple):
-    """A layer that takes a mask: its weight has shape (outputs, inputs / groups, *kernel)."""
+    """A weight that takes a mask: it has shape (outputs, inputs / groups, *kernel)."""
 
     outputs: int
     inputs: int
@@ -28,24 +33,46 @@ class Layer(NamedTuple):
 
 
 def maskable(model: nn.Module, kind: LayerKind = "all") -> dict[str, Layer]:
-    """Every Linear and Conv1d/2d/3d (grouped and depthwise ones too), or one kind of them, by the name of its weight.
+    """The weights that take masks, or one kind of them, by their names; frozen ones too.
 
-    A weight that several of them share is masked once, under its first name; left alone are weights that belong to an
-    embedding first, or are computed from other parameters (weight norm and other parametrisations).
+    Those of every Linear and Conv1d/2d/3d (grouped and depthwise ones too), the projections of attention and the
+    weights of recurrent layers; all but those of convolutions count as dense. A weight that several layers share is
+    masked once, under its first name; left alone are weights that belong to an embedding first, or are computed from
+    other parameters (weight norm and other parametrisations).
     """
     if kind == "auto":
         return maskable(model, "dense") or maskable(model)
     own = dict(model.named_parameters())
     layers: dict[str, Layer] = {}
     for name, module in model.named_modules():
-        weight = f"{name}.weight" if name else "weight"
-        if weight not in own:
-            continue
-        if isinstance(module, nn.Linear) and kind != "conv":
-            layers[weight] = Layer(outputs=module.out_features, inputs=module.in_features)
-        elif isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and kind != "dense":
-            layers[weight] = Layer(outputs=module.out_channels, inputs=module.in_channels, groups=module.groups)
+        if kind == "all" or isinstance(module, CONV) is (kind == "conv"):
+            found = {f"{name}.{part}" if name else part: layer for part, layer in _layers(module).items()}
+            layers |= {weight: layer for weight, layer in found.items() if weight in own}
     return layers
+
+
+def _layers(module: nn.Module) -> dict[str, Layer]:
+    """The weights of one module that take masks."""
+    if isinstance(module, nn.Linear):
+        return {"weight": Layer(outputs=module.out_features, inputs=module.in_features)}
+    if isinstance(module, CONV):
+        return {"weight": Layer(outputs=module.out_channels, inputs=module.in_channels, groups=module.groups)}
+    own = dict(module.named_parameters(recurse=False))
+    names = [name for name in PROJECTIONS if name in own] if isinstance(module, nn.MultiheadAttention) else []
+    if isinstance(module, RECURRENT):
+        names = [name for name in own if name.startswith("weight")]
+    return {name: Layer(*own[name].shape) for name in names}
+
+
+def unmasked(model: nn.Module, kind: LayerKind = "auto") -> list[str]:
+    """The names of parameters of two or more dimensions that carry no mask: embeddings and the like."""
+    layers = maskable(model, kind)
+    return [name for name, p in model.named_parameters() if p.dim() > 1 and name not in layers]
+
+
+def trainable(model: nn.Module) -> Params:
+    """The parameters that train and travel, as they are; frozen ones stay in the model and keep their values."""
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def bias_of(weight: str) -> str:
@@ -55,11 +82,7 @@ def bias_of(weight: str) -> str:
 
 def head(model: nn.Module) -> tuple[str, ...]:
     """The names of the parameters of the last layer, a Linear: its weight and, if it has one, its bias."""
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    }
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, (nn.Linear, *CONV))}
     if not layers:
         raise BadInput("the model has no Linear layer that could be its last")
     name, layer = list(layers.items())[-1]
@@ -77,43 +100,28 @@ def head(model: nn.Module) -> tuple[str, ...]:
 def rows_of_classes(model: nn.Module, num_classes: int) -> tuple[str, ...]:
     """The names of parameters with one row for each class: the last layer's, if that is a Linear with as many outputs.
 
-    Of other models: none.
+    Of other models: none; nor are those that are frozen.
     """
     try:
         names = head(model)
     except BadInput:
         return ()
-    return names if len(dict(model.named_parameters())[names[0]]) == num_classes else ()
-
-
-def check(model: nn.Module) -> None:
-    """Refuse what would break a promise in silence: batch statistics and noise that no seed reaches."""
-    for name, module in model.named_modules():
-        where = f"layer {name or 'model'!r} ({type(module).__name__})"
-        if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
-            raise BadInput(
-                f"{where} uses statistics of its batches, so its outputs would depend on who is in a batch: "
-                "replace it by nn.GroupNorm or nn.LayerNorm"
-            )
-        drop = module.p if isinstance(module, _DropoutNd) else None
-        if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-            drop = module.dropout
-        if drop:
-            raise BadInput(f"{where} has dropout {drop}, whose noise would not follow the seed: set it to 0")
-        if isinstance(module, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d | _SpectralNorm):
-            raise BadInput(f"{where} changes from call to call in a way that does not follow the seed: replace it")
-    if not maskable(model):
-        raise BadInput("the model has no Linear or Conv layer that could take a mask")
+    own = dict(model.named_parameters())
+    return tuple(name for name in names if own[name].requires_grad) if len(own[names[0]]) == num_classes else ()
 
 
 def init_params(model: nn.Module, rng: torch.Generator, weights: Weights) -> Params:
-    """Starting parameters: fresh ones where layers take masks, the template's own elsewhere.
+    """Starting values of all that trains: fresh ones in Linear and Conv layers, the template's own elsewhere.
 
     `kaiming`: weights N(0, 2 / fan_in), biases 0; `uniform`: both U(-b, b), b = 1 / sqrt(fan_in), which is what torch
-    gives a new layer; `template`: the template's own everywhere, as for a pretrained model.
+    gives a new layer; `template`: the template's own everywhere, as for a pretrained model. A layer whose weight is
+    frozen is not drawn anew.
     """
-    params = {name: p.detach().clone() for name, p in model.named_parameters()}
+    params = {name: p.clone() for name, p in trainable(model).items()}
     for weight in () if weights == "template" else maskable(model):
+        module = model.get_submodule(weight.rpartition(".")[0])
+        if weight not in params or not isinstance(module, (nn.Linear, *CONV)):
+            continue
         scale = params[weight][0].numel() ** -0.5
         bias = bias_of(weight)
         for name in (weight, bias) if bias in params else (weight,):
@@ -126,36 +134,67 @@ def init_params(model: nn.Module, rng: torch.Generator, weights: Weights) -> Par
     return params
 
 
-def inputs(x: Tensor) -> Tensor:
+def inputs(x: Inputs) -> Any:
     """What a network sees: uint8 images scaled to [-1, 1], anything else as it is.
 
-    Images are laid out with channels last, which makes convolutions on a CPU a third faster.
+    One tensor of bytes is taken for images whatever its shape; of several, those with four dimensions. Images are laid
+    out with channels last, which makes convolutions on a CPU a third faster.
     """
-    x = x.float() / 127.5 - 1.0 if x.dtype == torch.uint8 else x
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    alone = isinstance(x, Tensor)
+
+    def seen(part: Any) -> Any:
+        if not isinstance(part, Tensor):  # between the layers of a sequence anything may pass
+            return part
+        if part.dtype == torch.uint8 and (alone or part.dim() == 4):
+            part = part.float() / 127.5 - 1.0
+        return part.contiguous(memory_format=torch.channels_last) if part.dim() == 4 else part
+
+    return seen(x) if alone else trees.tree_map(seen, x)
 
 
 def caller(model: nn.Module) -> Call:
     """The model as a function of parameters and inputs, made once for many calls; the module is never changed.
 
-    A plain Sequential of Linear layers and layers without parameters is called layer by layer: torch's own way of
-    putting parameters in their places takes longer than a small network does.
+    It gives logits: what it returns, or what is called `logits` in it.
     """
-    places = _places(model)
+    called = through(model)
+
+    def call(params: Params, x: Inputs) -> Tensor:
+        outputs = called(params, x)
+        if isinstance(outputs, Mapping):
+            outputs = outputs.get("logits", outputs)
+        outputs = getattr(outputs, "logits", outputs)
+        if not isinstance(outputs, Tensor):
+            raise BadInput(
+                f"the model returns a {type(outputs).__name__}: it should return its logits as a tensor, or as "
+                "`logits` in a dict or an object"
+            )
+        return outputs
+
+    return call
+
+
+def through(model: nn.Module) -> Callable[[Params, Inputs], Any]:
+    """What the model, or a part of one, returns with these parameters, whatever that is.
+
+    Parameters that train must be given, frozen ones are the module's own unless they are given. A plain Sequential of
+    Linear layers and layers without parameters is called layer by layer: torch's own way of putting parameters in their
+    places takes longer than a small network does.
+    """
+    fixed, modes = _Fixed(model), modal(model)
     layers = list(model.named_children())
     plain = type(model) is nn.Sequential and len(layers) == len(model)  # no layer stands in two places
-    plain = plain and all(type(m) is nn.Linear or next(m.parameters(), None) is None for _, m in layers)
+    plain = plain and not modes and all(type(m) is nn.Linear or next(m.parameters(), None) is None for _, m in layers)
 
-    def call(params: Params, x: Tensor) -> Tensor:
+    def call(params: Params, x: Inputs) -> Any:
         h = inputs(x)
         if not plain or any(m._forward_pre_hooks or m._forward_hooks for _, m in layers):
-            held = {place: params[name] for place, name in places.items()}
-            outputs: Tensor = functional_call(model, held, (h,), tie_weights=False)
-            return outputs
+            with right_mode(model) if modes else nullcontext():
+                return functional_call(model, fixed.around(params, h), *_arguments(model, h), tie_weights=False)
         for name, layer in layers:
             if isinstance(layer, nn.Linear):
-                bias = None if layer.bias is None else params[places[f"{name}.bias"]]
-                h = nnf.linear(h, params[places[f"{name}.weight"]], bias)
+                weight = fixed.value(f"{name}.weight", params, h)
+                h = nnf.linear(h, weight, None if layer.bias is None else fixed.value(f"{name}.bias", params, h))
             else:
                 h = layer(h)
         return h
@@ -163,7 +202,7 @@ def caller(model: nn.Module) -> Call:
     return call
 
 
-def forward(model: nn.Module, params: Params, x: Tensor) -> Tensor:
+def forward(model: nn.Module, params: Params, x: Inputs) -> Tensor:
     """Logits (batch, classes) of the model with these parameters; the module itself is never changed."""
     return caller(model)(params, x)
 
@@ -183,7 +222,7 @@ def parted(model: nn.Module, names: Iterable[str]) -> tuple[nn.Module, nn.Module
     return nn.Sequential(), model
 
 
-def embedding(model: nn.Module, params: Params, x: Tensor) -> Tensor:
+def embedding(model: nn.Module, params: Params, x: Inputs) -> Tensor:
     """What the last layer takes in, (batch, its inputs), from parameters without that layer's own.
 
     The model runs with the identity in the last layer's place, so that its output is what went in.
@@ -191,14 +230,48 @@ def embedding(model: nn.Module, params: Params, x: Tensor) -> Tensor:
     weight, *bias = head(model)
     own = dict(model.named_parameters())[weight]
     width = own.shape[1]
-    identity = {weight: torch.eye(width, dtype=own.dtype, device=x.device)}
-    zeros = {name: torch.zeros(width, dtype=own.dtype, device=x.device) for name in bias}
+    identity = {weight: torch.eye(width, dtype=own.dtype, device=device_of(x))}
+    zeros = {name: torch.zeros(width, dtype=own.dtype, device=device_of(x)) for name in bias}
     out = forward(model, params | identity | zeros, x)
-    if out.shape != (len(x), width):
+    if out.shape != (length(x), width):
         raise BadInput(
             f"the model's last layer, {weight.removesuffix('.weight')!r}, is not the one that gives its logits"
         )
     return out
+
+
+class _Fixed:
+    """What a model keeps to itself, frozen parameters and buffers, beside parameters that come from outside."""
+
+    def __init__(self, model: nn.Module) -> None:
+        own = dict(model.named_parameters())
+        self.places = _places(model)
+        self.frozen = {name: p.detach() for name, p in own.items() if not p.requires_grad}
+        self.kept = {place: self.frozen[name] for place, name in self.places.items() if name in self.frozen}
+        self.kept |= dict(model.named_buffers())
+        self.moved: dict[torch.device, Params] = {}  # copies where the model does not lie
+
+    def value(self, place: str, params: Params, h: Tensor) -> Tensor:
+        """The tensor that belongs in this place: the given one, or a frozen one if none is given."""
+        name = self.places[place]
+        return params[name] if name in params or name not in self.frozen else self.frozen[name].to(h.device)
+
+    def around(self, params: Params, h: Inputs) -> Params:
+        """The given parameters in all their places, and what lies on another device than the inputs."""
+        given = {p: params[name] for p, name in self.places.items() if name in params or name not in self.frozen}
+        if not self.kept or next(iter(self.kept.values())).device == device_of(h):
+            return given
+        device = device_of(h)
+        if device not in self.moved:
+            self.moved[device] = {place: p.to(device) for place, p in self.kept.items()}
+        return self.moved[device] | given
+
+
+def _arguments(model: nn.Module, h: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A tuple as positional arguments and a dict as keywords; a Sequential takes one argument, whatever it is."""
+    if type(model) is not nn.Sequential and isinstance(h, dict):
+        return (), h
+    return (h if type(model) is not nn.Sequential and isinstance(h, tuple) else (h,)), {}
 
 
 def _places(model: nn.Module) -> dict[str, str]:

@@ -1,18 +1,19 @@
 """Logits, likelihoods and the free energy of a masked network, per example.  Eq. (8)"""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from lrbpfl.core import masks as masking
+from lrbpfl.core.inputs import Inputs, pieces
 from lrbpfl.core.masks import Gates, Layout, Scales
-from lrbpfl.core.network import Call, Layer, Params, caller, forward, parted
+from lrbpfl.core.network import Call, Layer, Params, caller, forward, parted, through
 
 
-def plain_logits(model: nn.Module, W: Params, x: Tensor) -> Tensor:
+def plain_logits(model: nn.Module, W: Params, x: Inputs) -> Tensor:
     """Logits of the deterministic network as a single sample, (1, batch, classes)."""
     return forward(model, W, x)[None]
 
@@ -20,23 +21,33 @@ def plain_logits(model: nn.Module, W: Params, x: Tensor) -> Tensor:
 class MaskedNetwork(NamedTuple):
     """A network some of whose layers carry masks, as functions of W; made once for many steps."""
 
-    before: Call  # what a Sequential model computes before its first masked layer: the same under all masks
+    before: Callable[[Params, Inputs], Any]  # what a Sequential computes before its first mask: the same under all
     after: Call  # the rest
     places: Layout
+    frozen: Params  # masked weights that are no part of W, as they do not train
 
-    def logits(self, W: Params, draws: Tensor, h: Tensor, scales: Scales | None = None) -> Tensor:
+    def logits(self, W: Params, draws: Tensor, h: Inputs, scales: Scales | None = None) -> Tensor:
         """Logits under every sampled mask, (samples, batch, classes), from draws (samples, n) and what came before.
 
         One mask after the other: on a CPU a loop over materialised masks costs little more than as many plain passes.
         """
         masks = (masking.matrices(drawn, self.places, scales) for drawn in draws.unbind())
-        return torch.stack([self.after(masking.masked(W, M), h) for M in masks])
+        return torch.stack([self.under(W, M, h) for M in masks])
+
+    def under(self, W: Params, M: dict[str, Tensor], h: Inputs) -> Tensor:
+        """Logits under one mask, (batch, classes), from what came before."""
+        return self.after(masking.masked(W, M, self.frozen), h)
 
 
 def masked_network(model: nn.Module, layers: dict[str, Layer], gates: Gates) -> MaskedNetwork:
     """The model with masks of the open ranks on these layers."""
     before, after = parted(model, layers)
-    return MaskedNetwork(before=caller(before), after=caller(after), places=masking.layout(layers, gates))
+    return MaskedNetwork(
+        before=through(before),
+        after=caller(after),
+        places=masking.layout(layers, gates),
+        frozen={name: p.detach() for name, p in model.named_parameters() if name in layers and not p.requires_grad},
+    )
 
 
 def nll(logits: Tensor, y: Tensor) -> Tensor:
@@ -50,6 +61,6 @@ def free_energy(nll: Tensor, kl: Tensor, *, temperature: float, num_data: int) -
 
 
 @torch.no_grad()
-def probabilities(logits: Callable[[Tensor], Tensor], x: Tensor, chunk: int = 500) -> Tensor:
+def probabilities(logits: Callable[[Any], Tensor], x: Inputs, chunk: int = 500) -> Tensor:
     """Softmax of logits(x) (samples, n, classes), computed over pieces of x so that memory stays bounded."""
-    return torch.cat([torch.softmax(logits(piece), dim=-1) for piece in torch.split(x, chunk)], dim=1)
+    return torch.cat([torch.softmax(logits(piece), dim=-1) for piece in pieces(x, chunk)], dim=1)

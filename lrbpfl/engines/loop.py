@@ -9,7 +9,7 @@ import torch
 
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
-from lrbpfl.engines.work import Evaluated, Setup, Trained, check_setup, granted, one_thread
+from lrbpfl.engines.work import Evaluated, Setup, Trained, check_setup, dropout_seeded, granted, one_thread
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
@@ -115,9 +115,11 @@ def federate(
         accepted = ledger.accepted()
         some = next(accepted, None)
         if some is not None:
-            with one_thread():
+            with one_thread(), dropout_seeded(engine.setup, t, "server"):
                 updates = chain([some], accepted)
                 server = algorithm.server_aggregate(task, server, updates, generator(seed, "aggregate", t))
+        elif t == 0:
+            ledger.check_code()
         last = t + 1 == rounds
         evaluations: dict[int, Evaluation] = {}
         if last or (evaluate_every and (t + 1) % evaluate_every == 0):
@@ -157,6 +159,7 @@ class _Ledger:
         self.infos: dict[int, Info] = {}
         self.failures: dict[int, str] = {}
         self.retried: dict[int, str] = {}
+        self.raised: list[int] = []  # clients whose own code raised something
         self.bytes_up = 0
 
     def accepted(self) -> Iterator[Update]:
@@ -168,6 +171,8 @@ class _Ledger:
                 self.retried[k] = reply.deaths[-1]
             if reply.update is None:
                 self.failures[k] = reply.failure or "no upload"
+                if not reply.deaths:
+                    self.raised.append(k)
                 continue
             self.bytes_up += trees.nbytes(reply.update.upload)
             fault = trees.fault(reply.update.upload, self.messages[k])
@@ -177,3 +182,16 @@ class _Ledger:
             self.engine.accept(k)
             self.infos[k] = reply.info
             yield reply.update
+
+    def check_code(self) -> None:
+        """Refuse to go on if what every client runs raises: further rounds would do nothing either.
+
+        One client alone, where there are more, proves nothing.
+        """
+        clients = self.engine.setup.clients
+        if len(self.raised) == len(self.messages) >= min(2, len(self.engine.setup.training)):
+            k = self.raised[0]
+            raise BadInput(
+                f"every client of round {self.t} failed ({len(self.raised)} of {len(self.messages)}), "
+                f"the first, {clients[k].name!r}, with {self.failures[k]}"
+            )

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, wishes_of
+from lrbpfl.core.checks import check, check_call, check_noise
 from lrbpfl.core.descent import Data
-from lrbpfl.core.network import check
+from lrbpfl.core.inputs import Inputs, describe, joined, length, take
+from lrbpfl.core.inputs import fault as input_fault
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce
-from lrbpfl.rng import generator, numpy_generator
+from lrbpfl.rng import Address, generator, numpy_generator
 from lrbpfl.trees import Tree
 
 
@@ -82,9 +84,9 @@ def _with_public(setup: Setup, fraction: float) -> Setup:
         gone = min(round(fraction * len(y)), len(y) - 1)
         order = torch.from_numpy(numpy_generator(setup.seed, "public", k).permutation(len(y)))
         kept = order[gone:].sort().values
-        public.append(x[order[:gone]])
-        clients[k] = clients[k]._replace(train=Data(x=x[kept], y=y[kept]))
-    task = setup.task._replace(public=torch.cat(public))
+        public.append(take(x, order[:gone]))
+        clients[k] = clients[k]._replace(train=Data(x=take(x, kept), y=y[kept]))
+    task = setup.task._replace(public=joined(public))
     return setup._replace(task=task, clients=tuple(clients))
 
 
@@ -95,25 +97,61 @@ def check_setup(setup: Setup) -> None:
     """
     check(setup.task.model)
     _check_clients(setup)
+    _try_model(setup)
     algorithm, task, _, seed, *_ = granted(setup)
     algorithm.init_server(task, generator(seed, "server"))
+
+
+def _try_model(setup: Setup) -> None:
+    """Call the model on the first rows of each kind of inputs: what is wrong with it should show before round 0."""
+    model, classes = setup.task.model, setup.task.num_classes
+    tried: set[str] = set()
+    for where, x in _all_inputs(setup):
+        if describe(x) not in tried:
+            rows = trees.tree_map(lambda part: part[:2].cpu(), x)
+            try:
+                check_call(model, rows, classes)
+                if not tried:
+                    check_noise(model, rows)
+            except BadInput as error:
+                raise BadInput(f"{where}: {error}") from error
+            tried.add(describe(x))
+
+
+def _all_inputs(setup: Setup) -> Iterator[tuple[str, Inputs]]:
+    """All inputs of the setup, with a name for each."""
+    for client in setup.clients:
+        for part, data in _parts(client).items():
+            yield f"client {client.name!r}, {part} data", data.x
+    if setup.task.public is not None and length(setup.task.public):
+        yield "the public inputs", setup.task.public
+
+
+def _parts(client: ClientData) -> dict[str, Data]:
+    parts = {"train": client.train, "test": client.test, "calibration": client.calibration}
+    return {name: data for name, data in parts.items() if data is not None}
 
 
 def _check_clients(setup: Setup) -> None:
     if len(setup.training) > len(setup.clients):
         said = f"the task says that {len(setup.training)} clients take part"
         raise BadInput(f"{said}, and the setup has {len(setup.clients)}")
-    classes = setup.task.num_classes
     for client in setup.clients:
-        parts = {"train": client.train, "test": client.test, "calibration": client.calibration}
-        for part, (x, y) in ((name, data) for name, data in parts.items() if data is not None):
-            where = f"client {client.name!r}: its {part} data"
-            if len(y) == 0 or len(x) != len(y):
-                raise BadInput(f"{where} have {len(x)} inputs and {len(y)} labels: give as many of both, at least one")
-            if y.dtype != torch.int64 or int(y.min()) < 0 or int(y.max()) >= classes:
-                raise BadInput(f"{where} have labels that are not whole numbers (int64) from 0 to {classes - 1}")
-            if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-                raise BadInput(f"{where} hold inputs that are not finite")
+        for part, data in _parts(client).items():
+            _check_data(data, setup.task.num_classes, f"client {client.name!r}: its {part} data")
+
+
+def _check_data(data: Data, classes: int, where: str) -> None:
+    x, y = data
+    fault = input_fault(x)
+    if fault:
+        raise BadInput(f"{where} have inputs that {fault}")
+    if len(y) == 0 or length(x) != len(y):
+        raise BadInput(f"{where} have {length(x)} inputs and {len(y)} labels: give as many of both, at least one")
+    if y.dtype != torch.int64 or int(y.min()) < 0 or int(y.max()) >= classes:
+        raise BadInput(f"{where} have labels that are not whole numbers (int64) from 0 to {classes - 1}")
+    if any(part.is_floating_point() and not bool(torch.isfinite(part).all()) for part in trees.leaves(x)):
+        raise BadInput(f"{where} hold inputs that are not finite")
 
 
 class Trained(NamedTuple):
@@ -141,7 +179,8 @@ def update_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> T
     algorithm, _, clients, seed, *_ = setup
     message, state, data = (setup.to_device(tree) for tree in (message, state, clients[k].train))
     rng = generator(seed, "update", t, k)
-    upload, state, info = algorithm.client_update(setup.task_of(t), message, state, data, rng)
+    with dropout_seeded(setup, t, k):
+        upload, state, info = algorithm.client_update(setup.task_of(t), message, state, data, rng)
     upload, state = (trees.tree_map(lambda leaf: leaf.cpu(), tree) for tree in (upload, state))
     return Trained(upload=upload, state=state, info=info, seconds=time.perf_counter() - began)
 
@@ -151,7 +190,8 @@ def evaluate_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) ->
     began = time.perf_counter()
     algorithm, task, clients, seed, *_ = setup
     message, state, train = (setup.to_device(tree) for tree in (message, state, clients[k].train))
-    personal = algorithm.personalise(task, message, state, train, generator(seed, "personalise", t, k))
+    with dropout_seeded(setup, t, k):
+        personal = algorithm.personalise(task, message, state, train, generator(seed, "personalise", t, k))
 
     def predictions(data: Data, address: str) -> Predictions:
         x = setup.to_device(data.x)
@@ -188,6 +228,19 @@ def own_part(personal: Tree, message: Tree) -> tuple[dict[str, Tensor], dict[str
         else:
             own[name] = leaf.cpu()
     return own, shared
+
+
+@contextmanager
+def dropout_seeded(setup: Setup, *address: Address) -> Iterator[None]:
+    """Inside, torch's own generator, from which dropout draws, starts at this address; afterwards it is as it was."""
+    kind = torch.device(setup.device).type
+    seed = generator(setup.seed, "dropout", *address).initial_seed()
+    with torch.random.fork_rng(devices=[] if kind == "cpu" else [setup.device], device_type=kind):
+        if kind == "cpu":
+            torch.default_generator.manual_seed(seed)  # the call below would ask for other devices: that takes time
+        else:
+            torch.manual_seed(seed)
+        yield
 
 
 @contextmanager

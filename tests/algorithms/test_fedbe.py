@@ -40,7 +40,7 @@ def said(task: Task, w: Params, x: Tensor) -> Tensor:
 
 
 def public(toy: Toy) -> Tensor:
-    assert toy.task.public is not None
+    assert isinstance(toy.task.public, Tensor)
     return toy.task.public
 
 

@@ -70,7 +70,8 @@ def test_quadratics_in_closed_form(alpha: float) -> None:
     one = torch.eye(3).double()
 
     def f(w: Params, batch: Data) -> Tensor:
-        return 0.5 * (w["w"] - a) @ batch.x @ (w["w"] - a)
+        value: Tensor = 0.5 * (w["w"] - a) @ batch.x @ (w["w"] - a)
+        return value
 
     triple = [Data(x=curvature, y=torch.zeros(0)) for curvature in (A, A1, A2)]
     fo, loss = meta_gradient(f, {"w": w}, *triple, alpha=alpha, variant="fo")

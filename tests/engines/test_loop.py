@@ -187,15 +187,31 @@ def test_a_client_that_was_refused_keeps_the_state_it_had(tmp_path: Path) -> Non
     assert engine.states[0]["seen"][0] == 2
 
 
-@pytest.mark.parametrize("script", ["nan", "raise"])
-def test_a_round_without_any_upload_leaves_the_server_as_it_is(script: str) -> None:
+@pytest.mark.parametrize(("script", "t"), [("nan", 0), ("raise", 1)])
+def test_a_round_without_any_upload_leaves_the_server_as_it_is(script: str, t: int) -> None:
     setup = line(Scripted(update=script, culprits=(0, 1, 2, 3)))
     engine = Serial(setup)
-    rounds = list(federate(engine, rounds=2, cohort=2))
+    rounds = list(federate(engine, rounds=t + 2, cohort=2, start=(t, first_server(setup))))
     assert all(trees.equal(round.server, first_server(setup)) for round in rounds)
     assert all(round.accepted == [] and list(round.failures) == round.cohort for round in rounds)
     assert engine.states == {}
     assert len(rounds[-1].evaluations) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_code_that_fails_at_every_client_of_the_first_round_ends_the_run(workers: int) -> None:
+    """Whatever it raised is told; one client alone, or dead workers, end nothing."""
+
+    def first_round(script: str, cohort: int, workers: int = workers) -> Round:
+        setup = line(Scripted(update=script, culprits=(0, 1, 2, 3)))
+        with closing(Processes(setup, workers) if workers else Serial(setup)) as engine:
+            return next(federate(engine, rounds=1, cohort=cohort))
+
+    with pytest.raises(BadInput, match=r"every client of round 0.*4 of 4.*'c0'.*LookupError: the disk is gone"):
+        first_round("raise", cohort=4)
+    assert len(first_round("raise", cohort=1).failures) == 1
+    if workers:
+        assert len(first_round("die", cohort=2).failures) == 2
 
 
 def counted(script: str) -> Round:

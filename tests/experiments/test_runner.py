@@ -17,6 +17,7 @@ from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.algorithms.plain import Personal
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data
+from lrbpfl.core.inputs import Inputs, length
 from lrbpfl.core.network import Params
 from lrbpfl.engines.work import evaluate_client
 from lrbpfl.experiments.build import build_setup
@@ -178,8 +179,8 @@ def test_clients_that_fail_are_events_in_the_record(configure: Configure, tmp_pa
 class Unjudgeable(FedAvg):
     """Learns, but nobody can predict."""
 
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
-        return torch.full((1, len(x), 3), float("nan"))
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+        return torch.full((1, length(x), 3), float("nan"))
 
 
 def test_a_run_of_which_nothing_can_be_judged_still_ends(configure: Configure, tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""What is refused before anything trains, in a sentence that names it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _SpectralNorm
+
+from lrbpfl import trees
+from lrbpfl.core.inputs import Inputs, describe, length
+from lrbpfl.core.modes import draws, learning
+from lrbpfl.core.network import caller, maskable, trainable
+from lrbpfl.errors import BadInput
+
+
+def check(model: nn.Module) -> None:
+    """Refuse what would break a promise in silence: batch statistics and noise that no seed reaches."""
+    for name, module in model.named_modules():
+        where = f"layer {name or 'model'!r} ({type(module).__name__})"
+        if any(is_lazy(p) for p in module._parameters.values()):
+            raise BadInput(f"{where} does not know its shape yet: call the model once on a batch of inputs")
+        if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
+            raise BadInput(
+                f"{where} uses statistics of its batches, so its outputs would depend on who is in a batch: "
+                "replace it by nn.GroupNorm or nn.LayerNorm, as lrbpfl.without_batchnorm(model) does "
+                "(of a pretrained model: fold=True)"
+            )
+        if isinstance(module, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d | _SpectralNorm):
+            raise BadInput(f"{where} changes from call to call in a way that does not follow the seed: replace it")
+    if not maskable(model):
+        raise BadInput("the model has no Linear or Conv, attention or recurrent layer that could take a mask")
+    if not trainable(model):
+        raise BadInput("the model has nothing to train: all of its parameters are frozen (requires_grad=False)")
+
+
+@torch.no_grad()
+def check_call(model: nn.Module, x: Inputs, num_classes: int) -> None:
+    """Refuse a model that cannot be called on these inputs, or does not give one number for each class."""
+    told = f"the model, called on {length(x)} inputs {describe(x)},"
+    try:
+        logits = caller(model)(trainable(model), x)
+    except BadInput:
+        raise
+    except Exception as error:  # whatever a model raises is what its owner wants to know
+        raise BadInput(f"{told} fails with {type(error).__name__}: {_line(error)}{_advice(x)}") from error
+    if logits.dim() != 2 or len(logits) != length(x) or not logits.is_floating_point():
+        found = f"{tuple(logits.shape)} {str(logits.dtype).removeprefix('torch.')}"
+        raise BadInput(f"{told} returns {found}: it should return floating-point logits ({length(x)}, {num_classes})")
+    if logits.shape[1] != num_classes:
+        raise BadInput(f"{told} gives {logits.shape[1]} outputs for {num_classes} classes")
+
+
+@torch.no_grad()
+def check_noise(model: nn.Module, x: Inputs) -> None:
+    """Refuse a model whose noise no seed reaches: outside training it must give the same again and again.
+
+    In training it may draw from torch's own generator, but from nothing else, and it must leave its buffers alone.
+    """
+    call, params = caller(model), trainable(model)
+
+    def outputs(seed: int) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return call(params, x)
+
+    seeds = range(1, 10) if draws(lambda: call(params, x)) else range(1, 2)  # two draws alone may agree by chance
+    if not all(_close(outputs(seed), outputs(0)) for seed in seeds):
+        raise BadInput(
+            "the model gives other outputs for the same inputs from call to call, although it is not training: "
+            "give its dropout training=self.training, or take its noise out"
+        )
+    with learning(), _buffers_kept(model):
+        if not _close(outputs(0), outputs(0)):
+            raise BadInput("the model has noise in training that does not follow torch's seed: take it out")
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Refuse a model whose buffers change inside; they are put back."""
+    before = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
+    yield
+    after = dict(model.named_buffers())
+    changed = [name for name, (_, value) in before.items() if not trees.equal(after.get(name), value)]
+    for name, (buffer, value) in before.items():
+        layer, _, own = name.rpartition(".")
+        model.get_submodule(layer)._buffers[own] = buffer.copy_(value)
+    if changed:
+        raise BadInput(
+            f"the model changes its buffer {changed[0]!r} when it trains, and buffers do not travel: "
+            "replace the layer that holds it"
+        )
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """The same but for rounding."""
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _advice(x: Inputs) -> str:
+    double = any(part.dtype == torch.float64 for part in trees.leaves(x))
+    return " (float64 inputs need a float64 model: convert them to float32, as x.float() does)" if double else ""

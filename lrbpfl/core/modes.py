@@ -1,0 +1,55 @@
+"""Whether a network learns or is asked: dropout is on in the steps of the gradient loop and nowhere else."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+_LEARNING = ContextVar("learning", default=False)
+MODAL = (_DropoutNd, nn.MultiheadAttention, nn.RNNBase, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.RReLU)
+
+
+@contextmanager
+def learning() -> Iterator[None]:
+    """Inside, networks are called in training mode."""
+    before = _LEARNING.set(True)
+    try:
+        yield
+    finally:
+        _LEARNING.reset(before)
+
+
+def modal(model: nn.Module) -> bool:
+    """Whether the model may compute something else in training mode: layers that do, and any that torch did not write.
+
+    Whoever reads `self.training` in a forward of their own is not found in another way.
+    """
+    return any(isinstance(m, MODAL) or not type(m).__module__.startswith("torch.nn.") for m in model.modules())
+
+
+@contextmanager
+def right_mode(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in training mode if it learns, and in evaluation mode if not; afterwards as it was."""
+    before = [(module, module.training) for module in model.modules()]
+    model.train(_LEARNING.get())
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+def draws(call: Callable[[], object], device: torch.device | None = None) -> bool:
+    """Whether a call draws from torch's own generators, which dropout does; they stay as they were."""
+    cuda = [device] if device is not None and device.type == "cuda" else []
+
+    def states() -> list[Tensor]:
+        return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, cuda)]
+
+    with torch.random.fork_rng(devices=cuda):
+        before = states()
+        call()
+        return not all(map(torch.equal, before, states()))
