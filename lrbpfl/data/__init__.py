@@ -3,7 +3,10 @@
 from lrbpfl.data.corruptions import Corruption, check_images, corrupt, deal_corruptions
 from lrbpfl.data.datasets import DATASETS, Dataset, check, load
 from lrbpfl.data.partition import PARTITIONS, by_labels, by_size, dirichlet, hold_out, natural
+from lrbpfl.data.remarks import remarks
+from lrbpfl.data.scaling import Scaling
 from lrbpfl.data.shifts import check_inputs, permutations, shift_inputs, shift_labels
+from lrbpfl.data.sources import read_clients
 from lrbpfl.data.splits import Split, split
 
 __all__ = [
@@ -11,6 +14,7 @@ __all__ = [
     "PARTITIONS",
     "Corruption",
     "Dataset",
+    "Scaling",
     "Split",
     "by_labels",
     "by_size",
@@ -24,6 +28,8 @@ __all__ = [
     "load",
     "natural",
     "permutations",
+    "read_clients",
+    "remarks",
     "shift_inputs",
     "shift_labels",
     "split",

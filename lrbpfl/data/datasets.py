@@ -1,4 +1,4 @@
-"""Labelled examples by name: fifteen speakers' vowels, scikit-learn's digits, CIFAR, or a folder of clients' files."""
+"""Labelled examples by name: fifteen speakers' vowels, scikit-learn's digits, CIFAR, or clients at a path."""
 
 import csv
 import difflib
@@ -22,7 +22,7 @@ class Dataset(NamedTuple):
     """Examples and their labels; who owns which, where the data say so."""
 
     name: str
-    x: Tensor  # (n, *input), uint8 images or float32
+    x: Tensor  # (n, *input), uint8 images, float32, or int64 tokens
     y: Tensor  # (n,) int64
     num_classes: int
     owner: npt.NDArray[np.int64] | None = None  # (n,) which natural client each example belongs to
@@ -30,30 +30,45 @@ class Dataset(NamedTuple):
     num_test: int = 0  # so many of the last examples are the official test set; 0 if there is none
     class_names: tuple[str, ...] | None = None  # (num_classes,) where the data name them
     trains: npt.NDArray[np.bool_] | None = None  # (n,) which examples natural clients train on, where the data say so
+    classes: tuple[int | str, ...] | None = None  # (num_classes,) labels as the data have them; None: their numbers
+    feature_names: tuple[str, ...] | None = None  # (features,) where the data are a table
 
 
-def load(name: str, root: Path | None = None, *, progress: bool = False) -> Dataset:
-    """The dataset of that name, or the folder of ``client-name.npz`` files at that path.
+def load(
+    name: str,
+    root: Path | None = None,
+    *,
+    progress: bool = False,
+    client: str | None = None,
+    label: str | None = None,
+) -> Dataset:
+    """The dataset of that name, or the clients in the file or folder at that path (see ``read_clients``).
 
     ``root`` holds the unpacked CIFAR archives: by default ``$LRBPFL_DATA``, else the user's cache directory.
+    ``client`` and ``label`` name columns, where the path is that of a table.
     """
-    if name in DATASETS:
-        return DATASETS[name](root, progress)
-    if name and (Path(name).is_dir() or any(mark in name for mark in (os.sep, os.altsep) if mark)):
-        # Imported here because a folder is read into the Dataset defined above.
-        from lrbpfl.data.folder import load_folder
+    # Imported here because paths are read into the Dataset defined above.
+    from lrbpfl.data.sources import KINDS, read_path
 
-        return load_folder(Path(name).expanduser())
+    if name in DATASETS:
+        if client or label:
+            raise BadInput(f"{client or label!r} names a column, and the dataset {name!r} is no table")
+        return DATASETS[name](root, progress)
+    path = Path(name).expanduser()
+    if name and (path.exists() or path.suffix.lower() in (".csv", ".parquet") or path.name != name):
+        return read_path(path, client=client, label=label)
     nearest = difflib.get_close_matches(name.lower(), DATASETS, n=1)
     hint = f" (nearest: {nearest[0]!r})" if nearest else ""
-    raise BadInput(f"unknown dataset {name!r}{hint}: give {', '.join(DATASETS)}, or a folder of client-name.npz files")
+    raise BadInput(f"unknown dataset {name!r}{hint}: give {', '.join(DATASETS)}, {KINDS}")
 
 
 def check(dataset: Dataset) -> None:
     """Refuse what no algorithm can learn from, naming the first offending example and its client."""
     x, y = dataset.x, dataset.y
-    if x.dtype not in (torch.uint8, torch.float32):
-        raise BadInput(f"the inputs of {dataset.name!r} are {x.dtype}, and must be torch.uint8 or torch.float32")
+    if x.dtype not in (torch.uint8, torch.float32, torch.int64):
+        raise BadInput(
+            f"the inputs of {dataset.name!r} are {x.dtype}, and must be torch.uint8, torch.float32 or torch.int64"
+        )
     if y.dtype != torch.int64:
         raise BadInput(f"the labels of {dataset.name!r} are {y.dtype}, and must be integers (torch.int64)")
     if x.ndim < 2 or y.ndim != 1:

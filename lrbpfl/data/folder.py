@@ -1,52 +1,51 @@
 """Your own data: a folder with one ``client-name.npz`` (arrays ``x`` and ``y``) for each client.
 
-A ``classes.txt`` beside them may name the classes.
+A ``classes.txt`` beside them may name the classes, in the order of the labels 0, 1, 2, ...
 """
 
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from numpy.lib.npyio import NpzFile
 
+from lrbpfl.data.arrays import as_array
 from lrbpfl.data.class_names import read_class_names
-from lrbpfl.data.datasets import Dataset, check
+from lrbpfl.data.clients import Integers, Part, assemble
+from lrbpfl.data.datasets import Dataset
+from lrbpfl.data.labels import as_labels
+from lrbpfl.data.order import natural_key
 from lrbpfl.errors import BadInput
 
-_MOST_CLASSES = 100_000  # a label beyond is an identifier, not a class number
 _UNREADABLE = (OSError, EOFError, ValueError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
-def load_folder(path: Path) -> Dataset:
-    """Every client of the folder, in the order of their names; client k owns the examples where ``owner == k``."""
+def client_files(path: Path, suffix: str) -> list[Path]:
+    """The files of this kind in a folder, hidden ones aside, in the natural order of their names."""
+    files = (file for file in path.iterdir() if file.suffix.lower() == suffix and file.is_file())
+    return sorted((file for file in files if not file.name.startswith(".")), key=lambda file: natural_key(file.stem))
+
+
+def load_folder(path: Path, *, integers: Integers = "numbers") -> Dataset:
+    """Every client of the folder, in the natural order of their names; client k owns what ``owner == k``."""
     if not path.is_dir():
         raise BadInput(f"{path} is not a folder: give one that holds a client-name.npz for each client")
-    files = sorted(file for file in path.glob("*.npz") if file.is_file() and not file.name.startswith("."))
+    files = client_files(path, ".npz")
     if not files:
         raise BadInput(f"{path} holds no client-name.npz: put one file for each client there, with arrays x and y")
-    clients = [_read(file) for file in files]
-    _check_alike(files, [x for x, _ in clients])
-    y = np.concatenate([y for _, y in clients])
-    num_classes = max(int(y.max()) + 1, 1)
-    dataset = Dataset(
-        name=path.resolve().name,
-        x=torch.from_numpy(np.concatenate([x for x, _ in clients])),
-        y=torch.from_numpy(y),
-        num_classes=num_classes,
-        owner=np.repeat(np.arange(len(files)), [len(y) for _, y in clients]),
-        client_names=tuple(file.stem for file in files),
-        class_names=read_class_names(path / "classes.txt", num_classes),
-    )
-    check(dataset)
-    return dataset
+    parts = [_read(file) for file in files]
+    names = read_class_names(path / "classes.txt", _num_classes(parts))
+    return assemble(path.resolve().name, parts, integers=integers, class_names=names)
 
 
-def _read(file: Path) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """One client's x (n, *input), uint8 or float32, and y (n,)."""
+def _num_classes(parts: list[Part]) -> int:
+    """How many names there must be where labels are places among them."""
+    return max((int(part.y.max()) + 1 for part in parts if part.y.dtype.kind != "U"), default=1)
+
+
+def _read(file: Path) -> Part:
+    """One client's x (n, *input) and y (n,)."""
     try:
         with file.open("rb") as stream:
             arrays = np.load(stream, allow_pickle=False)
@@ -64,20 +63,8 @@ def _read(file: Path) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         raise BadInput(f"{file} holds x of shape {x.shape} and y of shape {y.shape}, and needs (n, *input) and (n,)")
     if not x.size:
         raise BadInput(f"{file} holds x of shape {x.shape}, which is empty: every client needs examples")
-    if x.dtype != np.uint8 and x.dtype.kind != "f":
-        raise BadInput(f"{file} holds x of type {x.dtype}, and inputs must be uint8 or floating-point numbers")
-    if y.dtype.kind not in "iu":
-        raise BadInput(f"{file} holds y of type {y.dtype}, and labels must be integers from 0")
-    if y.max() >= _MOST_CLASSES:
-        raise BadInput(f"{file} holds the label {y.max()}, and labels are class numbers from 0 to {_MOST_CLASSES - 1}")
-    with np.errstate(over="ignore"):  # what does not fit becomes infinity, and is refused by name
-        return x.astype(np.uint8 if x.dtype == np.uint8 else np.float32), y.astype(np.int64)
-
-
-def _check_alike(files: list[Path], inputs: list[npt.NDArray[Any]]) -> None:
-    """Refuse clients whose inputs differ in shape or kind from the first one's."""
-    first = inputs[0]
-    for file, x in zip(files, inputs, strict=True):
-        if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
-            found, expected = f"{x.shape[1:]} {x.dtype}", f"{first.shape[1:]} {first.dtype}"
-            raise BadInput(f"{file} holds inputs {found} where {files[0].name} holds {expected}: all must be alike")
+    labels = as_labels(y, str(file))
+    if labels.dtype.kind != "U" and labels.min() < 0:
+        row = int(labels.argmin())
+        raise BadInput(f"example {row} of client {file.stem!r} has the label {labels[row]}, and labels go from 0")
+    return Part(file.stem, as_array(x, str(file)), labels)
