@@ -45,10 +45,7 @@ def needed(coverage: float, confidence: float | None = None) -> int:
     """How many calibration examples a promise needs at least.
 
     On average: the smallest n with ceil((n + 1) coverage) <= n.  With confidence: with 1 - coverage^n >= confidence,
-    where the largest score is the threshold.
-
-    >>> needed(0.9), needed(0.9, 0.95)
-    (9, 29)
+    where the largest score is the threshold.  So 9 for a coverage of 0.9, and 29 with confidence 0.95.
     """
     share = _shares(coverage, confidence)
     if confidence is None:
@@ -63,13 +60,18 @@ def rank(n: int, coverage: float, confidence: float | None = None) -> int:
     On average, k = ceil((n + 1) coverage).  Given the calibration set, the coverage is Beta(k, n + 1 - k) for scores
     without ties, and larger with them: P(Beta >= coverage) = P(Binomial(n, coverage) < k) must reach the confidence.
     """
-    share, least = _shares(coverage, confidence), needed(coverage, confidence)
-    if n < least:
-        sure = "" if confidence is None else f" with confidence {confidence:g}"
-        raise BadInput(f"a coverage of {coverage:g}{sure} needs {least} calibration examples at least, not {n}")
+    if n < needed(coverage, confidence):
+        raise too_few(n, coverage, confidence)
     if confidence is None:
-        return math.ceil((n + 1) * share)
+        return math.ceil((n + 1) * _shares(coverage, confidence))
     return 1 + int(np.argmax(bdtr(np.arange(n), n, coverage) >= confidence))
+
+
+def too_few(n: int, coverage: float, confidence: float | None = None) -> BadInput:
+    """The sentence about calibration examples that are too few."""
+    sure = "" if confidence is None else f" with confidence {confidence:g}"
+    least = needed(coverage, confidence)
+    return BadInput(f"a coverage of {coverage:g}{sure} needs {least} calibration examples at least, not {n}")
 
 
 def promise(predictions: Predictions, coverage: float, confidence: float | None = None) -> Promise:
