@@ -88,10 +88,8 @@ def _promised(coverage: float, confidence: float | None) -> tuple[str, str]:
     """What is promised, and to whom not."""
     how = "on average" if confidence is None else f"with confidence {confidence:g}"
     least = needed(coverage, confidence)
-    return (
-        f"Prediction sets: coverage {coverage:g} promised {how}",
-        f"It needs {least} calibration examples at a client.",
-    )
+    title = f"Prediction sets: coverage {coverage:g} promised {how}"
+    return title, f"A promise needs {least} calibration examples at a client."
 
 
 def study_table(rows: Sequence[Row]) -> Table:
