@@ -15,7 +15,7 @@ from lrbpfl.experiments import comparison, config, runner, tracking
 from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.store import Run, refuse_existing
 from lrbpfl.reports.collect import collect
-from lrbpfl.reports.tables import best_of, footnote, new_clients_table, summary_table
+from lrbpfl.reports.tables import best_of, footnote, new_clients_table, promises_table, summary_table
 from lrbpfl.reports.verdict import verdict
 
 
@@ -105,6 +105,8 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
     console.print(summary_table(summary, best if console.is_terminal else None))  # bold is seen nowhere else
     if new := new_clients_table(summary):
         console.print(new)
+    if sets := promises_table(summary):
+        console.print(sets)
     if words := verdict(summary, best):
         console.print(words, markup=False, highlight=False)
     console.print(footnote(summary), markup=False, highlight=False)

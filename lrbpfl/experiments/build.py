@@ -18,6 +18,7 @@ from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import ClientData, Setup, check_setup
 from lrbpfl.errors import BadInput
+from lrbpfl.experiments import promises
 from lrbpfl.experiments.config import Config, DataSection, FederationSection
 from lrbpfl.experiments.deal import Group, deal_groups, shift_group
 from lrbpfl.models import MODELS
@@ -38,6 +39,8 @@ def build_setup(config: Config, *, progress: bool = False) -> Setup:
         clients += _clients(own, group, config.federation.evaluate_on)
         if group is training:
             public = _public(own, group.splits.values(), config.data)
+    asked = config.federation
+    promises.check_parts(asked.coverage, asked.confidence, config.data.calibration_fraction, clients)
     shape = tuple(dataset.x.shape[1:])
     task = Task(
         model=MODELS[config.federation.model](dataset.num_classes, shape).eval(),

@@ -16,6 +16,7 @@ from lrbpfl.algorithms.protocol import Algorithm, wishes_of
 from lrbpfl.core.descent import Schedule
 from lrbpfl.data import PARTITIONS
 from lrbpfl.errors import BadInput
+from lrbpfl.experiments.promises import check_calibration
 from lrbpfl.models import MODELS
 
 Count = Annotated[int, Field(ge=1)]
@@ -96,6 +97,8 @@ class FederationSection(Section):
     # After training: probabilities p^(1/T), with T fitted on what clients kept from training, for each of them or for
     # all together.
     temper: Literal["no", "client", "all"] = "no"
+    coverage: Annotated[float, Field(gt=0, lt=1)] | None = None  # promised of each client's sets; None: no sets
+    confidence: Annotated[float, Field(gt=0, lt=1)] | None = None  # that a client's own part keeps it; None: on average
 
     def idle(self) -> set[str]:
         """Keys of what is switched off."""
@@ -114,7 +117,7 @@ class EngineSection(Section):
 S = TypeVar("S", bound=Section)
 SECTIONS: dict[str, type[Section]] = {"data": DataSection, "federation": FederationSection, "engine": EngineSection}
 TEMPER: Literal["client", "all"] = "all"  # what the suffix +temper asks for: few examples of its own mislead a client
-CALIBRATION = 0.15  # of the training part, where temperatures are fitted and nobody says on how much
+CALIBRATION = 0.15  # of the training part, where temperatures or promises are fitted and nobody says on how much
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +170,8 @@ def parse(tables: Mapping[str, Any]) -> Config:
     if data.public_fraction is None:
         data = data.model_copy(update={"public_fraction": wishes.public_fraction})
     if data.calibration_fraction is None:
-        data = data.model_copy(update={"calibration_fraction": 0.0 if federation.temper == "no" else CALIBRATION})
+        idle = federation.temper == "no" and federation.coverage is None
+        data = data.model_copy(update={"calibration_fraction": 0.0 if idle else CALIBRATION})
     if federation.label_prior is None:
         federation = federation.model_copy(update={"label_prior": wishes.label_prior})
     config = Config(
@@ -245,8 +249,7 @@ def _cross_check(config: Config) -> None:
         raise unknown("model", federation.model, MODELS)
     if federation.evaluate_on == "validation" and data.validation_fraction == 0:
         raise BadInput("federation.evaluate_on = 'validation' needs data.validation_fraction above 0")
-    if federation.temper != "no" and data.calibration_fraction == 0:
-        raise BadInput(f"federation.temper = {federation.temper!r} needs data.calibration_fraction above 0")
+    check_calibration(federation.coverage, federation.confidence, federation.temper, data.calibration_fraction)
     if len(set(data.new_alpha)) < len(data.new_alpha):
         raise BadInput(f"data.new_alpha = {list(data.new_alpha)} names a value twice")
 

@@ -12,8 +12,10 @@ from lrbpfl import trees
 from lrbpfl.disk import write_file
 from lrbpfl.engines.loop import Observer, Round, federate
 from lrbpfl.engines.work import Evaluated, Setup, fresh_state, granted
+from lrbpfl.experiments import promises
 from lrbpfl.experiments.build import alphas_of_new, build_engine, build_setup
 from lrbpfl.experiments.config import Config, read_name
+from lrbpfl.experiments.promises import NO_PROMISE, SETS, Promises
 from lrbpfl.experiments.store import Run
 from lrbpfl.metrics import Predictions, scores, summarise, tempering
 from lrbpfl.personal import files
@@ -21,11 +23,11 @@ from lrbpfl.personal.model import shared_name
 from lrbpfl.personal.pack import Told, personal_document, shared_document
 from lrbpfl.rng import generator
 
-SCORES = (  # what summary.json holds of `summarise`
+SCORES = (  # what summary.json holds of `summarise`, and of sets
     "accuracy", "accuracy_mean", "accuracy_worst", "nll", "nll_worst", "brier", "ece_pooled", "ece_pooled_floor",
     "ece_pooled_debiased", "ece_pooled_low", "ece_pooled_high", "mce_pooled", "ece_mean", "ece_worst",
     "ece_worst_decile", "ece_floor_mean", "ece_floor_worst", "ece_debiased_mean", "total", "aleatoric", "epistemic",
-    "clients", "examples",
+    "clients", "examples", *SETS,
 )  # fmt: skip
 
 
@@ -97,7 +99,8 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
         ):
             temperatures = _temperatures(config.federation.temper, setup, round)
             round = _tempered(round, temperatures)
-            per_client, pooled, pooled_new = _record(run, config, round, temperatures, alphas)
+            promised = promises.fit(config.federation.coverage, config.federation.confidence, round)
+            per_client, pooled, pooled_new = _record(run, config, round, temperatures, promised, alphas)
             if round.t + 1 == config.federation.rounds:
                 _save_results(run, config, setup, round, per_client, temperatures, alphas)
             run.save_checkpoint(config, round.t + 1, round.server, {k: engine.states[k] for k in round.accepted})
@@ -132,7 +135,12 @@ def _tempered(round: Round, temperatures: Mapping[int, float]) -> Round:
 
 
 def _record(
-    run: Run, config: Config, round: Round, temperatures: Mapping[int, float], alphas: Mapping[int, float]
+    run: Run,
+    config: Config,
+    round: Round,
+    temperatures: Mapping[int, float],
+    promised: Promises,
+    alphas: Mapping[int, float],
 ) -> tuple[dict[int, dict[str, float]], dict[str, float], dict[float, dict[str, float]]]:
     """Write a round into the record; scores of each client judged, and pooled over training and over new ones."""
     seed = config.federation.seed
@@ -140,18 +148,22 @@ def _record(
     per_client = {k: scores(p, seed=seed, path=(k,)) for k, p in predictions.items()}
 
     def pool(alpha: float | None) -> dict[str, float]:
-        some = [k for k in predictions if alphas.get(k) == alpha]
-        return summarise({k: predictions[k] for k in some}, {k: per_client[k] for k in some}, seed=seed) if some else {}
+        some = {k: per_client[k] for k in predictions if alphas.get(k) == alpha}
+        whole = summarise({k: predictions[k] for k in some}, some, seed=seed) if some else {}
+        return whole | promised.pooled(some)
 
     pooled = pool(None)
-    told = {k: {**s, **({"temperature": temperatures[k]} if temperatures else {})} for k, s in per_client.items()}
-    run.record(_lines(round, told, pooled, alphas))
-    return per_client, pooled, {alpha: pool(alpha) for alpha in dict.fromkeys(alphas.values())}
+    heat = {k: {"temperature": temperature} for k, temperature in temperatures.items()}
+    told = {k: {**s, **heat.get(k, {}), **promised.scores.get(k, {})} for k, s in per_client.items()}
+    refused = promised.refused if round.t + 1 == config.federation.rounds else {}  # the same in every round
+    run.record(_lines(round, told, refused, pooled, alphas))
+    return told, pooled, {alpha: pool(alpha) for alpha in dict.fromkeys(alphas.values())}
 
 
 def _lines(
     round: Round,
     per_client: Mapping[int, Mapping[str, float]],
+    refused: Mapping[int, str],
     pooled: Mapping[str, float],
     alphas: Mapping[int, float],
 ) -> Iterator[dict[str, Any]]:
@@ -169,6 +181,8 @@ def _lines(
     for k, evaluation in round.evaluations.items():
         if evaluation.failure:
             yield {**about(k), "event": "not judged", "reason": evaluation.failure}
+    for k, reason in refused.items():
+        yield {**about(k), "event": NO_PROMISE, "reason": reason}
     for table in (round.infos, per_client):
         for k, values in table.items():
             for metric, value in values.items():
@@ -251,11 +265,13 @@ def _summarise(
     summary |= {name: total(name) for name in ("bytes_up", "bytes_down", "seconds")}
     summary |= _sizes(setup, last)
     summary |= _rank(record)
-    summary["events"] = sum("event" in line for line in record)
+    summary["events"] = sum(line.get("event", NO_PROMISE) != NO_PROMISE for line in record)
     what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"
     summary["evaluated"] = what
     summary["label_prior"] = config.federation.label_prior
     summary["temper"] = config.federation.temper
+    if config.federation.coverage is not None:
+        summary |= {"coverage_promised": config.federation.coverage, "confidence": config.federation.confidence}
     if pooled_new:
         summary["new"] = {str(alpha): chosen(scores) for alpha, scores in pooled_new.items()}
     whole = {config.algorithm_name: summary}

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from lrbpfl.core import gates as gating
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.comparison import is_comparison, parts
+from lrbpfl.experiments.promises import NO_PROMISE
 from lrbpfl.experiments.runner import read_class_names, read_client_names, read_summary
 from lrbpfl.experiments.store import Run, read_tables
 from lrbpfl.metrics import Predictions, pool, reliability
@@ -72,6 +73,7 @@ class Result(NamedTuple):
     layers: list[str]  # that carry a mask
     max_rank: int
     events: list[Mapping[str, Any]]  # clients that were left out, run again or not judged
+    refused: dict[int, str]  # why clients have no promise of coverage, where some have
 
 
 def collect(paths: Sequence[Path]) -> list[Result]:
@@ -180,7 +182,8 @@ def _load(path: Path) -> Result:
         class_names=class_names,
         layers=[layer.removesuffix(".weight") for layer in layers],
         max_rank=max((top for of_client in ranks.values() for _, top in of_client.values()), default=0),
-        events=[line for line in record if "event" in line],
+        events=[line for line in record if line.get("event", NO_PROMISE) != NO_PROMISE],
+        refused={line["client"]: line["reason"] for line in record if line.get("event") == NO_PROMISE},
     )
 
 

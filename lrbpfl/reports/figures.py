@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from lrbpfl.metrics.calibration import BINS
 from lrbpfl.reports.collect import Result, Scores, View
+from lrbpfl.reports.promises import sections
 
 COLOURS = (  # those of page.css
     "#0072b2", "#d55e00", "#00805d", "#aa3377", "#9a7400", "#3c93c2", "#7a1f4d", "#555555", "#7d7d2a", "#332288",
@@ -42,6 +43,7 @@ def draw(
         "accuracy-ece": lambda: _scatter(panels or {"": results}) if len(results) > 1 else None,
         "nll-ece": lambda: _dots(panels) if panels else None,
         "new-clients": lambda: _new_clients(results),
+        "promises": lambda: _promises(results),
         "ranks": lambda: _ranks(results),
     }
     with mpl.rc_context(STYLE):
@@ -216,6 +218,27 @@ def _diagram(above: Axes, below: Axes, view: View, colour: str) -> None:
         below.bar(middle, examples, 0.9 * width, color=colour)
     above.set(xlim=(0, 100), ylim=(0, 100), ylabel="accuracy, %", xticklabels=[])
     below.set(xlim=(0, 100), xlabel="confidence, %", ylabel="count")
+
+
+def _promises(results: Sequence[Result]) -> Figure | None:
+    """Every client's coverage beside the range of chance, a panel for each run with promises; new clients hollow."""
+    kept = [section for section in sections(results) if section.rows]
+    if not kept:
+        return None
+    figure = Figure(figsize=(8, 2.6 * len(kept)), layout="constrained")
+    for place, section in enumerate(kept):
+        axes = figure.add_subplot(len(kept), 1, place + 1)
+        colour = _colour(section.run)
+        for x, row in enumerate(section.rows):
+            axes.bar(x, 100 * (row.high - row.low), 0.7, bottom=100 * row.low, color=colour, alpha=0.3)
+            face = "white" if row.new else colour
+            axes.plot(x, 100 * row.coverage, _marker(section.run), ms=5, color=colour, mfc=face, clip_on=False)
+        axes.axhline(100 * section.promised, color="#777777", ls="--", lw=1)
+        axes.set(ylabel="coverage, %", xlabel="clients, by their coverage", xticks=[])
+        lowest = min(min(row.low, row.coverage) for row in section.rows)
+        axes.set_ylim(bottom=max(100 * lowest - 3, 0), top=100)
+        axes.set_title(f"{section.name}: {100 * section.promised:g} % promised (bars: where chance alone may lead)")
+    return figure
 
 
 def _ranks(results: Sequence[Result]) -> Figure | None:

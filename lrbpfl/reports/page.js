@@ -234,6 +234,37 @@ function diagrams() {
   });
 }
 
+// ---- promises ------------------------------------------------------------------------------------------------------
+
+/** Every client's coverage beside what chance allows, and below it the mean size of its sets. */
+function promises({ run, promised, rows }) {
+  if (!rows.length) return missing("No client has a promise: its calibration part is too small.");
+  const lowest = Math.min(...rows.map((row) => Math.min(row.coverage, row.low))), most = Math.max(...rows.map((row) => row.set_size));
+  return (space) => {
+    const width = Math.max(space, 70 + 9 * rows.length), x = { range: [-0.7, rows.length - 0.3], show: String, ticks: [] };
+    const height = 240, below = 100;
+    const a = axes(width, height, { ...x, label: "" }, { range: [Math.max(lowest - 0.03, 0), 1], label: "coverage, %", show: wholePercent },
+      { left: 52, right: 16, top: 8, bottom: 12 });
+    const b = axes(width, below, { ...x, label: "clients, by their coverage" }, { range: [0, most], label: "set size", show: String, ticks: ticks(0, most, 2) },
+      { left: 52, right: 16, top: 8, bottom: 24 });
+    a.drawn.push(line(a.left, a.Y(promised), a.right, a.Y(promised), "diagonal"));
+    const wide = Math.min(a.X(1) - a.X(0) - 2, 22);
+    rows.forEach((row, i) => {
+      const words = () => tip(`${row.name}: covers ${percent(row.coverage)} of ${row.tested} test examples, by chance ${percent(row.low)} to ` +
+        `${percent(row.high)}; mean size of a set ${plain(row.set_size, 2)}; ${row.fitted} calibration examples`);
+      const pick = (group) => { group.addEventListener("click", () => { choose(run, row.place); byId("clients").scrollIntoView(); }); return group; };
+      const at = a.X(i), name = row.new ? "clickable hollow" : "clickable";
+      a.drawn.push(pick(svg("g", { class: name },
+        svg("rect", { x: at - wide / 2, y: a.Y(row.high), width: wide, height: Math.max(a.Y(row.low) - a.Y(row.high), 1), class: "bar pale" }),
+        mark(run, at, a.Y(row.coverage), 4), words())));
+      b.drawn.push(pick(svg("g", { class: name },
+        svg("rect", { x: at - wide / 2, y: b.Y(row.set_size), width: wide, height: b.Y(0) - b.Y(row.set_size), class: row.new ? "bar soft" : "bar" }), words())));
+    });
+    return canvas(width, height + below, `Coverage and set size of every client, ${RUNS[run].name}`, svg("g", { style: colour(run) }, ...a.drawn),
+      svg("g", { style: colour(run), transform: `translate(0 ${height})` }, ...b.drawn));
+  };
+}
+
 // ---- one client ----------------------------------------------------------------------------------------------------
 
 const brush = document.createElement("canvas").getContext("2d");
@@ -383,6 +414,8 @@ const COLUMNS = [
   ["ECE", (c) => c.scores.ece, bare(2)],
   ["floor", (c) => c.scores.ece_floor, bare(2)],
   ["debiased", (c) => c.scores.ece_debiased, bare(2)],
+  ["coverage", (c) => c.scores.coverage, bare(2)],
+  ["set size", (c) => c.scores.set_size, (v) => plain(v, 2)],
   ["total", (c) => c.scores.total, plain],
   ["epistemic", (c) => c.scores.epistemic, plain],
   ["mean rank", meanRank, (v) => plain(v, 2)],
@@ -480,6 +513,7 @@ if (byId("new-clients")) {
   show(byId("new-ece"), overAlpha("ece_pooled", "ece_pooled_floor", "pooled ECE, %"));
   show(byId("new-worst"), overAlpha("ece_worst", "ece_floor_worst", "worst client's ECE, %"));
 }
+DATA.promised.forEach((section, i) => show(byId(`promise-${i}`), promises(section)));
 diagrams();
 byId("pick-run").append(...RUNS.map((run, i) => html("option", { value: i }, run.name)));
 byId("pick-run").addEventListener("change", (event) => choose(Number(event.target.value), null));

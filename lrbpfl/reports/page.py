@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from lrbpfl.metrics.calibration import BINS, FEWEST_CLIENTS
 from lrbpfl.reports.collect import Result, Scores, differing
+from lrbpfl.reports.promises import Section, sections
 from lrbpfl.reports.winners import BOLD, PAIRED, over_clients
 
 DRAWN = (
@@ -23,6 +24,7 @@ def render(results: Sequence[Result]) -> str:
     """The page about these runs; at least one."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "number": number, "megabytes": megabytes}
+    promised = sections(results)
     return environment.from_string(_part("template.html")).render(
         title=_title(results),
         results=results,
@@ -31,12 +33,13 @@ def render(results: Sequence[Result]) -> str:
         bold=BOLD,
         fewest_clients=FEWEST_CLIENTS,
         groups=_groups(results),
+        promised=promised,
         differing=differing(results),
         events=[(result.name, event) for result in results for event in result.events],
         most_events=EVENTS,
         css=Markup(_part("page.css")),
         js=Markup(_part("page.js")),
-        data=Markup(_embedded(results)),
+        data=Markup(_embedded(results, promised)),
     )
 
 
@@ -59,10 +62,11 @@ def _part(name: str) -> str:
     return files("lrbpfl.reports").joinpath(name).read_text(encoding="utf-8")
 
 
-def _embedded(results: Sequence[Result]) -> str:
+def _embedded(results: Sequence[Result], promised: Sequence[Section]) -> str:
     """What the page draws, as JSON that no name in it can break out of."""
     runs = [{key: getattr(result, key) for key in DRAWN} for result in results]
-    text = json.dumps({"bins": BINS, "runs": runs}, allow_nan=False, separators=(",", ":"))
+    sets = [{**section._asdict(), "rows": [row._asdict() for row in section.rows]} for section in promised]
+    text = json.dumps({"bins": BINS, "runs": runs, "promised": sets}, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
 

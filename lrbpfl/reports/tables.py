@@ -7,6 +7,7 @@ from rich import box
 from rich.table import Table
 
 from lrbpfl.experiments.tuning import Row
+from lrbpfl.metrics.conformal import needed
 from lrbpfl.reports.collect import Result
 from lrbpfl.reports.winners import BOLD, over_clients
 
@@ -60,6 +61,35 @@ def new_clients_table(summary: Mapping[str, Mapping[str, Any]]) -> Table | None:
             shown = (_shown(scores, key, ".3f") for key in ("nll", *ECES))
             table.add_row(name, alpha, _shown(scores, "accuracy", ".2f", times=100), *shown)
     return table
+
+
+def promises_table(summary: Mapping[str, Mapping[str, Any]]) -> Table | None:
+    """One row per algorithm, and per alpha of new clients, about prediction sets; None if nobody asked for any."""
+    asked = {name: s for name, s in summary.items() if "coverage_promised" in s}
+    if not asked:
+        return None
+    some = next(iter(asked.values()))
+    title, caption = _promised(some["coverage_promised"], some.get("confidence"))
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("algorithm", no_wrap=True)
+    for column in ("clients", "with a\npromise", "coverage\n%", "worst\nclient", "mean\nset size", "worst\nclient"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, s in asked.items():
+        groups = {"training": s, **{f"new, {alpha}": scores for alpha, scores in s.get("new", {}).items()}}
+        for clients, scores in groups.items():
+            shares = (_shown(scores, key, ".2f", times=100) for key in ("coverage", "coverage_worst"))
+            sizes = (_shown(scores, key, ".2f") for key in ("set_size", "set_size_worst"))
+            count = f"{scores.get('promises', 0)} of {scores.get('clients', 0):.0f}"
+            table.add_row(name, clients, count, *shares, *sizes)
+    return table
+
+
+def _promised(coverage: float, confidence: float | None) -> tuple[str, str]:
+    """What is promised, and to whom not."""
+    how = "on average" if confidence is None else f"with confidence {confidence:g}"
+    least = needed(coverage, confidence)
+    title = f"Prediction sets: coverage {coverage:g} promised {how}"
+    return title, f"A promise needs {least} calibration examples at a client."
 
 
 def study_table(rows: Sequence[Row]) -> Table:

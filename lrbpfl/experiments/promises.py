@@ -1,0 +1,78 @@
+"""A promise for each client: prediction sets fitted on what it kept from training, judged on its test data."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from lrbpfl.engines.loop import Round
+from lrbpfl.engines.work import ClientData
+from lrbpfl.errors import BadInput
+from lrbpfl.metrics import Predictions
+from lrbpfl.metrics.conformal import needed, promise, set_scores, summarise_sets, too_few
+
+NO_PROMISE = "no promise"  # an event that is no failure: the client kept too few examples
+SETS = ("promises", "coverage", "coverage_worst", "set_size", "set_size_worst")  # of `pooled`
+
+
+class Promises(NamedTuple):
+    """How the sets of those judged fare, and why some have none."""
+
+    scores: dict[int, dict[str, float]]  # of its sets, the threshold, on how many examples it was fitted; by client
+    refused: dict[int, str]
+
+    def pooled(self, per_client: dict[int, dict[str, float]]) -> dict[str, float]:
+        """The scores over these clients, beside whose other scores they stand; nothing if nobody asked for sets."""
+        if not self.scores and not self.refused:
+            return {}
+        return summarise_sets({k: {**own, **self.scores[k]} for k, own in per_client.items() if k in self.scores})
+
+
+def fit(coverage: float | None, confidence: float | None, round: Round) -> Promises:
+    """The sets of everybody judged who kept enough, by its own calibration part; nothing if nobody asked for sets."""
+    found = Promises(scores={}, refused={})
+    if coverage is None:
+        return found
+    for k, result in ((k, e.result) for k, e in round.evaluations.items() if e.result):
+        kept = 0 if result.calibration is None else len(result.calibration.y)
+        if result.calibration is None or kept < needed(coverage, confidence):
+            found.refused[k] = str(too_few(kept, coverage, confidence))
+        else:
+            found.scores[k] = _scores(result.predictions, result.calibration, coverage, confidence)
+    return found
+
+
+def _scores(
+    judged: Predictions, calibration: Predictions, coverage: float, confidence: float | None
+) -> dict[str, float]:
+    given = promise(calibration, coverage, confidence)
+    fitted = {"threshold": given.threshold, "calibration_examples": float(given.examples)}
+    return {**set_scores(given, judged), **fitted}
+
+
+def check_calibration(coverage: float | None, confidence: float | None, temper: str, fraction: float | None) -> None:
+    """Refuse keys that do not go together about what is fitted on calibration parts.
+
+    Temperature and threshold of one part would make its examples look likelier than new ones, and the promise would
+    not hold. Halves of a part that is small already would be too few for either.
+    """
+    if coverage is None and confidence is not None:
+        raise BadInput(f"federation.confidence = {confidence:g} is about a promise: it needs federation.coverage")
+    if coverage is not None and temper != "no":
+        raise BadInput(
+            f"federation.coverage = {coverage:g} and federation.temper = {temper!r} would be fitted on the same "
+            "examples, and the promise would not hold: choose one, sets need no temperature"
+        )
+    for key, value in {"temper": None if temper == "no" else temper, "coverage": coverage}.items():
+        if value is not None and not fraction:
+            raise BadInput(f"federation.{key} = {value!r} needs data.calibration_fraction above 0")
+
+
+def check_parts(
+    coverage: float | None, confidence: float | None, fraction: float | None, clients: Iterable[ClientData]
+) -> None:
+    """Refuse a promise that no client could be given."""
+    if coverage is None:
+        return
+    kept = max((len(client.calibration.y) for client in clients if client.calibration), default=0)
+    if kept < needed(coverage, confidence):
+        sentence = too_few(kept, coverage, confidence)
+        raise BadInput(f"{sentence}, the most that data.calibration_fraction = {fraction} leaves a client")
