@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "experiments": BASE | LEAVES | {"core", "algorithms", "engines", "personal"},
     "reports": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "experiments"},
     "cli": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "experiments", "reports"},
+    "federation": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "experiments", "reports", "cli"},
     "__main__": {"cli"},
 }
 

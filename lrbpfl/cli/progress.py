@@ -24,10 +24,10 @@ LINES_EVERY = 30.0  # seconds between plain lines of rounds that were not judged
 class Display:
     """A rich progress bar, or plain lines if asked for or if nobody looks at a terminal."""
 
-    def __init__(self, *, quiet: bool, track: str | None = None, many: bool = False) -> None:
+    def __init__(self, *, quiet: bool, track: str | None = None, many: bool = False, silent: bool = False) -> None:
         self.track = track
         self.many = many  # runs: the bar of a finished one makes room for the next
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent)
         self.plain = quiet or not self.console.is_terminal
         self.bar = Progress(
             TextColumn("{task.description}"),

@@ -19,13 +19,17 @@ from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import ClientData, Setup, check_setup
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import promises
-from lrbpfl.experiments.config import Config, DataSection, FederationSection
+from lrbpfl.experiments.config import OWN, Config, DataSection, FederationSection
 from lrbpfl.experiments.deal import Group, deal_groups, shift_group
 from lrbpfl.models import MODELS
 
 
 def build_setup(config: Config, *, progress: bool = False) -> Setup:
     """Load and deal the data, make the model; everything that can be wrong is found out here."""
+    if config.federation.model == OWN:
+        raise BadInput(
+            "this run's data and model came from Python: go on with Federation(...).fit(directory=...) there"
+        )
     dataset = load(config.data.dataset, progress=progress)
     training, *new = deal_groups(dataset, config.data, config.federation.seed)
     trainers = len(training.splits)

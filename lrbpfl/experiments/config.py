@@ -117,6 +117,7 @@ class EngineSection(Section):
 S = TypeVar("S", bound=Section)
 SECTIONS: dict[str, type[Section]] = {"data": DataSection, "federation": FederationSection, "engine": EngineSection}
 TEMPER: Literal["client", "all"] = "all"  # what the suffix +temper asks for: few examples of its own mislead a client
+OWN = "own"  # the model, and the data, of somebody who brought them in Python: no configuration can load them
 CALIBRATION = 0.15  # of the training part, where temperatures or promises are fitted and nobody says on how much
 
 
@@ -245,7 +246,7 @@ def _cross_check(config: Config) -> None:
     data, federation = config.data, config.federation
     if data.partition is not None and data.partition not in PARTITIONS:
         raise unknown("partition", data.partition, PARTITIONS)
-    if federation.model not in MODELS:
+    if federation.model not in (*MODELS, OWN):
         raise unknown("model", federation.model, MODELS)
     if federation.evaluate_on == "validation" and data.validation_fraction == 0:
         raise BadInput("federation.evaluate_on = 'validation' needs data.validation_fraction above 0")

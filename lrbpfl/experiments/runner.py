@@ -5,22 +5,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from safetensors.torch import save
-
 from lrbpfl import trees
 from lrbpfl.disk import write_file
 from lrbpfl.engines.loop import Observer, Round, federate
 from lrbpfl.engines.work import Evaluated, Setup, fresh_state, granted
+from lrbpfl.errors import BadInput
 from lrbpfl.experiments import promises
 from lrbpfl.experiments.build import alphas_of_new, build_engine, build_setup
-from lrbpfl.experiments.config import Config, read_name
+from lrbpfl.experiments.config import Config
 from lrbpfl.experiments.promises import NO_PROMISE, SETS, Promises
-from lrbpfl.experiments.store import Run
-from lrbpfl.metrics import Predictions, scores, summarise, tempering
-from lrbpfl.personal import files
-from lrbpfl.personal.model import shared_name
-from lrbpfl.personal.pack import Told, personal_document, shared_document
+from lrbpfl.experiments.results import message_of, save_results
+from lrbpfl.experiments.store import Run, fingerprint
+from lrbpfl.metrics import scores, summarise, tempering
 from lrbpfl.rng import generator
 
 SCORES = (  # what summary.json holds of `summarise`, and of sets
@@ -53,28 +49,22 @@ def resume(path: Path, progress: Progress, *, loading: bool = False) -> dict[str
     return _go(run, config, build_setup(config, progress=loading), progress)
 
 
+def proceed(path: Path, config: Config, setup: Setup, progress: Progress) -> dict[str, Any]:
+    """A run of data that no configuration can load: a new one, or on with what is there if that is the same run."""
+    if not path.exists():
+        return start(config, path, setup, progress)
+    run, found = Run.open(path)
+    if fingerprint(found) != fingerprint(config):
+        raise BadInput(
+            f"{path} holds another run: its data, model, fields, rounds or seed differ; name another directory"
+        )
+    return read_summary(path) if (path / "summary.json").exists() else _go(run, config, setup, progress)
+
+
 def read_summary(path: Path) -> dict[str, Any]:
     """The summary of a finished run."""
     summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
     return summary
-
-
-def read_client_names(path: Path) -> dict[int, str]:
-    """The names of a run's clients, by their numbers; none if the run did not write them."""
-    return _read_names(path / "clients.json")
-
-
-def read_class_names(path: Path) -> dict[int, str]:
-    """The names of a run's classes, by their numbers; none if the data did not name them."""
-    return _read_names(path / "classes.json")
-
-
-def _read_names(file: Path) -> dict[int, str]:
-    return dict(enumerate(json.loads(file.read_text()))) if file.is_file() else {}
-
-
-def _write_names(file: Path, names: Iterable[str]) -> None:
-    write_file(file, (json.dumps(list(names)) + "\n").encode())
 
 
 def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str, Any]:
@@ -102,7 +92,7 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
             promised = promises.fit(config.federation.coverage, config.federation.confidence, round)
             per_client, pooled, pooled_new = _record(run, config, round, temperatures, promised, alphas)
             if round.t + 1 == config.federation.rounds:
-                _save_results(run, config, setup, round, per_client, temperatures, alphas)
+                save_results(run, config, setup, round, per_client, temperatures, alphas)
             run.save_checkpoint(config, round.t + 1, round.server, {k: engine.states[k] for k in round.accepted})
             progress.round(round, pooled)
     finally:
@@ -192,57 +182,6 @@ def _lines(
         yield {"round": number, "metric": metric, "value": value}
 
 
-def _save_results(
-    run: Run,
-    config: Config,
-    setup: Setup,
-    round: Round,
-    per_client: Mapping[int, Mapping[str, float]],
-    temperatures: Mapping[int, float],
-    alphas: Mapping[int, float],
-) -> None:
-    """Names, the last round's predictions, what clients share, and every client's own model."""
-    _write_names(run.path / "clients.json", (client.name for client in setup.clients))
-    if setup.task.class_names is not None:
-        _write_names(run.path / "classes.json", setup.task.class_names)
-    results = {k: e.result for k, e in round.evaluations.items() if e.result}
-    if results:
-        write_file(run.path / "predictions.safetensors", save(_stacked(results, alphas)), private=True)
-    shared = shared_document(setup, read_name(config.algorithm_name).name, round.server)
-    files.write(run.path / shared_name(shared), shared)
-    for k, result in results.items():
-        told = Told(
-            address=(setup.seed, "predict", round.t, k),
-            scores=per_client[k],
-            judged=config.federation.evaluate_on,
-            judged_examples=len(result.predictions.y),
-            temperature=temperatures.get(k, 1.0),
-        )
-        own = personal_document(shared, setup.clients[k], result, _message(setup, round, k), told)
-        files.write(run.personal_file(k), own)
-
-
-def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, float]) -> dict[str, torch.Tensor]:
-    """Everybody's predictions as one table: client, label, mean probabilities, total and aleatoric uncertainty.
-
-    Where there are new clients, a column more: their alpha, and 0 for training clients.
-    """
-
-    def rows(field: Callable[[int, Predictions], Any]) -> torch.Tensor:
-        return torch.cat([torch.as_tensor(field(k, result.predictions)) for k, result in results.items()])
-
-    table = {
-        "client": rows(lambda k, p: torch.full((len(p.y),), k)),
-        "y": rows(lambda k, p: p.y),
-        "probs": rows(lambda k, p: p.probs).float(),
-        "total": rows(lambda k, p: p.total).float(),
-        "aleatoric": rows(lambda k, p: p.aleatoric).float(),
-    }
-    if alphas:
-        table["new_alpha"] = rows(lambda k, p: torch.full((len(p.y),), alphas.get(k, 0.0), dtype=torch.float64))
-    return table
-
-
 def _summarise(
     run: Run,
     config: Config,
@@ -289,13 +228,8 @@ def _sizes(setup: Setup, last: Round) -> dict[str, int]:
     """Numbers in the server's state, and in the largest personal model, with what it took over from its message."""
 
     def size(k: int, result: Evaluated) -> int:
-        sent = _message(setup, last, k)
+        sent = message_of(setup, last, k)
         return trees.count(result.personal) + sum(sent[name].numel() for name in result.shared.values())
 
     sizes = [size(k, e.result) for k, e in last.evaluations.items() if e.result]
     return {"parameters": max(sizes, default=0), "parameters_server": trees.count(last.server)}
-
-
-def _message(setup: Setup, round: Round, k: int) -> dict[str, torch.Tensor]:
-    """What the server sends to client k after a round, by name."""
-    return dict(trees.named_leaves(setup.algorithm.broadcast(setup.task, round.server, k)))

@@ -76,9 +76,18 @@ def too_few(n: int, coverage: float, confidence: float | None = None) -> BadInpu
 
 def promise(predictions: Predictions, coverage: float, confidence: float | None = None) -> Promise:
     """The promise that these calibration predictions, of examples that took no part in training, can keep."""
-    n = len(predictions.y)
+    return promise_of(label_scores(predictions), coverage, confidence)
+
+
+def label_scores(predictions: Predictions) -> Floats:
+    """The scores of the true classes, rising, (n,): all that a promise is made of."""
+    return np.sort(1.0 - _single(predictions.probs)[np.arange(len(predictions.y)), predictions.y])
+
+
+def promise_of(scores: Floats, coverage: float, confidence: float | None = None) -> Promise:
+    """The promise that calibration examples with these rising scores (n,) can keep."""
+    n = len(scores)
     k = rank(n, coverage, confidence)
-    scores = np.sort(1.0 - _single(predictions.probs)[np.arange(n), predictions.y])
     return Promise(coverage=coverage, confidence=confidence, threshold=float(scores[k - 1]), examples=n)
 
 

@@ -73,7 +73,7 @@ def read(path: Path, kind: str) -> Document:
     return document
 
 
-def named(about: Mapping[str, Any], key: str, kind: type | tuple[type, ...], path: Path) -> Any:
+def named(about: Mapping[str, Any], key: str, kind: type | tuple[type, ...], path: str) -> Any:
     """The value of a key of a description, of the type that is expected there."""
     value = about.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from lrbpfl import trees
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.protocol import Algorithm, Task
+from lrbpfl.data.scaling import Scaling
 from lrbpfl.engines.work import one_thread
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce, tempering
+from lrbpfl.metrics.conformal import Promise, needed, promise_of, too_few
 from lrbpfl.metrics.predictions import Floats
 from lrbpfl.personal import files, identity
 from lrbpfl.personal.files import FORMAT, Document
@@ -36,6 +38,8 @@ class Prediction(NamedTuple):
     aleatoric: Floats  # (n,) the part that more data of this client would not take away
     epistemic: Floats  # (n,) the part that they would
     classes: tuple[Class, ...]  # in the order of the columns of `probability`
+    promise: Promise | None = None  # of the sets; None: the client kept too few examples from training for one
+    refusal: str = ""  # then: how many are needed
 
     @property
     def label(self) -> npt.NDArray[Any]:
@@ -43,23 +47,25 @@ class Prediction(NamedTuple):
         found: npt.NDArray[Any] = np.asarray(self.classes)[self.probability.argmax(axis=1)]
         return found
 
+    @property
+    def set(self) -> list[tuple[Class, ...]]:
+        """For each input the classes, likeliest first, among which the true one is with the promised probability."""
+        if self.promise is None:
+            raise BadInput(self.refusal)
+        held = self.promise.sets(self.probability)
+        order = np.argsort(-self.probability, axis=1, kind="stable")
+        return [tuple(self.classes[c] for c in row if own[c]) for row, own in zip(order, held, strict=True)]
+
 
 class PersonalModel:
     """One client's model, ready to predict; made by `Federation.personal`, `Federation.onboard` or `load`."""
 
     def __init__(self, own: Document, shared: Document | None, model: nn.Module | None, where: str) -> None:
         self.about, self._own, self._shared = own.about, own, shared
-        self.algorithm = _algorithm(own.about, where)
+        self.algorithm = algorithm_of(own.about, where)
         self.inputs = checked(own.about.get("inputs"), where)
-        self.classes = _classes(own.about, where)
-        shape = shape_of(self.inputs)
-        network = identity.restored(own.about.get("model"), len(self.classes), shape, model, where)
-        self.task = Task(
-            model=network,
-            num_classes=len(self.classes),
-            label_prior=float(files.named(own.about, "label_prior", (int, float), Path(where))),
-            class_names=tuple(map(str, self.classes)),
-        )
+        self.classes = classes_of(own.about, where)
+        self.task = task_of(own.about, model, where)
         self._tree = self._assembled(where)
         self._try(where)
 
@@ -68,15 +74,22 @@ class PersonalModel:
         """The client's name."""
         return str(self.about.get("client", ""))
 
-    def predict(self, x: Any) -> Prediction:
-        """Probabilities and uncertainties for inputs (n, ...): an array, a tensor, or a tuple or dict of them."""
+    def predict(self, x: Any, *, coverage: float = 0.9, confidence: float | None = None) -> Prediction:
+        """Probabilities and uncertainties for inputs (n, ...): an array, a tensor, or a tuple or dict of them.
+
+        `set` keeps a promise of this coverage, on average over calibration sets, or with this confidence.
+        """
         p = self.predictions(as_inputs(x, self.inputs))
-        return Prediction(p.probs, p.total, p.aleatoric, p.epistemic, self.classes)
+        said = Prediction(p.probs, p.total, p.aleatoric, p.epistemic, self.classes)
+        kept = self._own.tensors.get("calibration", torch.zeros(0)).double().numpy()
+        if len(kept) < needed(coverage, confidence):
+            return said._replace(refusal=f"client {self.client!r}: {too_few(len(kept), coverage, confidence)}")
+        return said._replace(promise=promise_of(kept, coverage, confidence))
 
     def predictions(self, x: Any) -> Predictions:
-        """The same for tensors, in the form that metrics take; labels are 0."""
+        """The same for tensors as they come from their owner, in the form that metrics take; labels are 0."""
         with one_thread():  # the same bits as in a run
-            samples = self.algorithm.predict(self.task, self._tree, x, generator(*self._address))
+            samples = self.algorithm.predict(self.task, self._tree, self._scaled(x), generator(*self._address))
         rows = samples.shape[1]
         return tempering.temper(reduce(samples, torch.zeros(rows, dtype=torch.int64)), self.temperature)
 
@@ -100,6 +113,11 @@ class PersonalModel:
         """What its probabilities are tempered by; 1 if by nothing."""
         return float(self.about.get("temperature", 1.0))
 
+    def _scaled(self, x: Any) -> Any:
+        """Features on the scale that the client trained on."""
+        mean, std = (self._own.tensors.get(f"scaling/{part}") for part in ("mean", "std"))
+        return x if mean is None or std is None else Scaling(mean, std).apply(x)
+
     @cached_property
     def _address(self) -> tuple[int, *tuple[Address, ...]]:
         seed, *path = self.about["address"]
@@ -108,11 +126,9 @@ class PersonalModel:
     def _leaves(self) -> dict[str, Tensor]:
         """Every tensor of the model by its name, its own and those it shares."""
         sources: dict[str, str | None] = self.about["leaves"]
-        shared = self._shared.tensors if self._shared else {}
-        found = {
-            name: self._own.tensors[f"own/{name}"] if source is None else shared[source]
-            for name, source in sources.items()
-        }
+        shared = message_of(self._shared) if self._shared else {}
+        own = self._own.tensors
+        found = {name: own[f"own/{name}"] if source is None else shared[source] for name, source in sources.items()}
         return {name: leaf.float() if leaf.dtype == torch.float16 else leaf for name, leaf in found.items()}
 
     def _whole(self) -> Document:
@@ -143,6 +159,11 @@ class PersonalModel:
             raise BadInput(
                 f"{where} cannot be used: it predicts {found.probs.shape[1]} classes and names {len(self.classes)}"
             )
+
+
+def message_of(shared: Document) -> dict[str, Tensor]:
+    """The tensors of the message that lies in a shared document, by their names there."""
+    return {name.removeprefix("message/"): leaf for name, leaf in shared.tensors.items() if name.startswith("message/")}
 
 
 def shared_name(shared: Document) -> str:
@@ -196,7 +217,8 @@ def _of_client(run: Path, client: str | None) -> Path:
     return run / "clients" / f"{names.index(client):05d}" / "personal.safetensors"
 
 
-def _algorithm(about: Mapping[str, Any], where: str) -> Algorithm:
+def algorithm_of(about: Mapping[str, Any], where: str) -> Algorithm:
+    """The algorithm that a description names, with its fields."""
     said = about.get("algorithm")
     said = said if isinstance(said, dict) else {}
     name = said.get("name")
@@ -211,12 +233,24 @@ def _algorithm(about: Mapping[str, Any], where: str) -> Algorithm:
         ) from None
 
 
-def _classes(about: Mapping[str, Any], where: str) -> tuple[Class, ...]:
+def classes_of(about: Mapping[str, Any], where: str) -> tuple[Class, ...]:
+    """The labels as their owners write them, in the order of their numbers."""
     found = about.get("classes")
     plain = isinstance(found, list) and found and all(type(name) in (int, str) for name in found)
     if not plain or len(set(map(type, found or []))) > 1 or len(set(found or [])) < len(found or []):
         raise BadInput(f"{where} cannot be used: its description does not name its classes")
     return tuple(found or ())
+
+
+def task_of(about: Mapping[str, Any], model: nn.Module | None, where: str) -> Task:
+    """The task of a description, as far as a single client needs it."""
+    classes, shape = classes_of(about, where), shape_of(checked(about.get("inputs"), where))
+    return Task(
+        model=identity.restored(about.get("model"), len(classes), shape, model, where),
+        num_classes=len(classes),
+        label_prior=float(files.named(about, "label_prior", (int, float), where)),
+        class_names=tuple(map(str, classes)),
+    )
 
 
 def _halved(leaf: Tensor) -> Tensor:

@@ -1,65 +1,87 @@
 """From what an engine leaves behind to documents: what clients share, and each client's own model."""
 
+import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lrbpfl import trees
-from lrbpfl.engines.work import ClientData, Evaluated, Setup
+from lrbpfl.data.scaling import Scaling
+from lrbpfl.engines.work import Setup
+from lrbpfl.metrics import Predictions
+from lrbpfl.metrics.conformal import label_scores
 from lrbpfl.personal.files import Document
-from lrbpfl.personal.model import description
+from lrbpfl.personal.model import description, message_of
 from lrbpfl.personal.signature import signature
 from lrbpfl.rng import Address
 from lrbpfl.trees import Tree
 
 
 class Told(NamedTuple):
-    """What a client's file says besides its tensors."""
+    """What a client's file says besides its model."""
 
+    client: str
+    examples: int  # that it trained on
     address: tuple[Address, ...]  # of the noise it predicts with: a seed and a path
     scores: Mapping[str, float] = {}  # on data it did not train on
     judged: str = ""  # on which
     judged_examples: int = 0
     temperature: float = 1.0
+    calibration: Predictions | None = None  # of what was kept from training: what sets are made of
+    scaling: Scaling | None = None  # of its features
+
+
+class Parts(NamedTuple):
+    """A model in two: tensors of the client's own, and the names in the message of those it took over from there."""
+
+    own: Mapping[str, Tensor]
+    shared: Mapping[str, str]
 
 
 def shared_document(setup: Setup, name: str, server: Tree) -> Document:
     """What all clients have in common: the message that somebody new would get, and what it takes to use it."""
     algorithm, task, clients, *_ = setup
     newcomer = algorithm.broadcast(task, server, len(setup.training))
-    tensors = {name: leaf.detach().cpu() for name, leaf in trees.named_leaves(newcomer)}
+    tensors = {f"message/{name}": leaf.detach().cpu() for name, leaf in trees.named_leaves(newcomer)}
     about = description("shared", name, algorithm, task, signature(clients[0].train.x), setup.classes)
     return Document({**about, "clients": len(setup.training), "seed": setup.seed}, tensors)
 
 
-def personal_document(
-    shared: Document, client: ClientData, result: Evaluated, message: Mapping[str, Tensor], told: Told
-) -> Document:
+def personal_document(shared: Document, parts: Parts, message: Mapping[str, Tensor], told: Told) -> Document:
     """A client's own model, as far as it is its own: what it took over from its message lies in the shared document."""
     leaves: dict[str, str | None] = {}
-    own = dict(result.personal)
-    for name, sent in result.shared.items():
-        if sent in shared.tensors and trees.equal(shared.tensors[sent], message[sent]):
+    own, common = dict(parts.own), message_of(shared)
+    for name, sent in parts.shared.items():
+        if sent in common and trees.equal(common[sent], message[sent]):
             leaves[name] = sent
         else:
             own[name] = message[sent]
     leaves |= dict.fromkeys(own)
     about = {
-        **{key: value for key, value in shared.about.items() if key not in ("clients", "seed")},
+        **{key: value for key, value in shared.about.items() if key not in ("clients", "seed", "standardise")},
         "kind": "personal",
-        "client": client.name,
+        "client": told.client,
         "address": list(told.address),
         "temperature": told.temperature,
-        "examples": len(client.train.y),
-        "scores": {key: value for key, value in told.scores.items() if _is_number(value)},
+        "examples": told.examples,
+        "scores": {key: value for key, value in told.scores.items() if math.isfinite(value)},
         "judged": {"on": told.judged, "examples": told.judged_examples},
         "leaves": leaves,
         "shared": shared.digest if any(leaves.values()) else None,
     }
-    return Document(about, {f"own/{name}": leaf for name, leaf in own.items()})
+    return Document(about, {**{f"own/{name}": leaf for name, leaf in own.items()}, **_kept(told)})
 
 
-def _is_number(value: Any) -> bool:
-    return bool(torch.isfinite(torch.tensor(float(value))))
+def _kept(told: Told) -> dict[str, Tensor]:
+    """What a client's predictions need besides its model.
+
+    A part that fitted a temperature makes no promise: its examples would look likelier than new ones.
+    """
+    kept: dict[str, Tensor] = {}
+    if told.calibration is not None and told.temperature == 1.0:
+        kept["calibration"] = torch.from_numpy(label_scores(told.calibration))
+    if told.scaling is not None:
+        kept |= {"scaling/mean": told.scaling.mean, "scaling/std": told.scaling.std}
+    return kept

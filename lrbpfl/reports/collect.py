@@ -15,7 +15,8 @@ from lrbpfl.core import gates as gating
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.comparison import is_comparison, parts
 from lrbpfl.experiments.promises import NO_PROMISE
-from lrbpfl.experiments.runner import read_class_names, read_client_names, read_summary
+from lrbpfl.experiments.results import read_class_names, read_client_names
+from lrbpfl.experiments.runner import read_summary
 from lrbpfl.experiments.store import Run, read_tables
 from lrbpfl.metrics import Predictions, pool, reliability
 

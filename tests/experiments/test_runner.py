@@ -21,7 +21,8 @@ from lrbpfl.core.inputs import Inputs, length
 from lrbpfl.core.network import Params
 from lrbpfl.engines.work import evaluate_client
 from lrbpfl.experiments.build import build_setup
-from lrbpfl.experiments.runner import Progress, read_class_names, read_client_names, read_summary, resume, start
+from lrbpfl.experiments.results import read_class_names, read_client_names
+from lrbpfl.experiments.runner import Progress, read_summary, resume, start
 from lrbpfl.experiments.store import Run
 from lrbpfl.personal import files as documents
 from lrbpfl.personal.model import load
@@ -101,7 +102,8 @@ def personal_tensors(path: Path, k: int) -> dict[str, Tensor]:
     """Client k's own model as the files tell it."""
     (shared,) = (load_file(file) for file in path.glob("W-*.safetensors"))
     about, own = documents.read(path / "clients" / f"{k:05d}" / "personal.safetensors", "personal")
-    return {name: own[f"own/{name}"] if there is None else shared[there] for name, there in about["leaves"].items()}
+    leaves = about["leaves"].items()
+    return {name: own[f"own/{name}"] if there is None else shared[f"message/{there}"] for name, there in leaves}
 
 
 def test_the_personal_files_predict_what_the_run_predicted(finished: Path) -> None:

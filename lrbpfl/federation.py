@@ -1,0 +1,226 @@
+"""The front door: a model and everybody's data in, every client's own model out."""
+
+import copy
+import dataclasses
+import hashlib
+import sys
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lrbpfl import trees
+from lrbpfl.algorithms import ALGORITHMS
+from lrbpfl.algorithms.protocol import Algorithm, Task, wishes_of
+from lrbpfl.cli.progress import Display
+from lrbpfl.disk import write_file
+from lrbpfl.engines.work import Setup, check_setup
+from lrbpfl.errors import BadInput
+from lrbpfl.experiments import runner
+from lrbpfl.experiments.build import cores
+from lrbpfl.experiments.config import OWN, Config, make_algorithm, parse
+from lrbpfl.experiments.gather import gather
+from lrbpfl.personal.identity import fingerprint
+from lrbpfl.personal.model import PersonalModel, load
+from lrbpfl.personal.onboarding import onboard
+from lrbpfl.reports.collect import collect
+from lrbpfl.reports.page import render
+
+COHORT = 5  # clients a round, where nobody says how many
+
+
+class Federation:
+    """Clients that learn together: `fit` trains, `personal` gives a client's own model, `onboard` a newcomer's.
+
+    `clients` is a mapping from names to pairs (x, y), or any other source that `lrbpfl.read_clients` takes. `test` is
+    one too, of the same clients; without it, `hold_out` of each client's examples are kept from training and judge its
+    model. `calibration` of what is left is kept from training for good: what prediction sets are made of. `algorithm`
+    is a name ("lr-bpfl", "fedavg-ft", "lr-bpfl:paper") or an object (`LRBPFL(max_rank=4)`).
+
+    A model starts from fresh weights, or from its own if it is `pretrained`; its frozen parameters stay as they are.
+    The model that was given is never changed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        clients: Any,
+        algorithm: str | Algorithm = "lr-bpfl",
+        *,
+        seed: int = 0,
+        test: Any = None,
+        hold_out: float = 0.3,
+        calibration: float = 0.0,
+        standardise: Literal["no", "client", "pooled"] = "no",
+        pretrained: bool = False,
+        label_prior: float | None = None,
+        tokens: bool = False,
+        client_column: str | None = None,
+        label_column: str | None = None,
+        workers: int | None = None,
+        device: str = "cpu",
+        start: Literal["auto", "fork", "forkserver", "spawn"] = "auto",
+        quiet: bool = False,
+    ) -> None:
+        self.seed, self.quiet = seed, quiet
+        self.algorithm = make_algorithm(algorithm, {}) if isinstance(algorithm, str) else algorithm
+        self._name = algorithm if isinstance(algorithm, str) else name_of(algorithm)
+        gathered = gather(
+            clients, test, seed=seed, hold_out=hold_out, calibration=calibration, standardise=standardise,
+            tokens=tokens, client=client_column, label=label_column,
+        )  # fmt: skip
+        self._model = copy.deepcopy(model).eval()
+        task = Task(
+            model=self._model,
+            num_classes=len(gathered.classes),
+            pretrained=pretrained,
+            label_prior=label_prior,
+            class_names=tuple(map(str, gathered.classes)),
+        )
+        self._setup = Setup(self.algorithm, task, gathered.clients, seed=seed, device=device, classes=gathered.classes)
+        check_setup(self._setup)
+        self._engine = {"workers": cores() if workers is None else workers, "device": device, "start": start}
+        self._data = {
+            "dataset": f"{OWN}:{_digest(self._setup)}",
+            "partition": "natural",
+            "clients": len(gathered.clients),
+            "calibration_fraction": float(calibration),
+            "standardise": standardise,
+        }
+        self._path: Path | None = None
+        self._say(*gathered.remarks)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(client.name for client in self._setup.clients)
+
+    def fit(
+        self,
+        rounds: int = 50,
+        *,
+        cohort: int | None = None,
+        evaluate_every: int = 0,
+        coverage: float | None = None,
+        confidence: float | None = None,
+        directory: str | Path | None = None,
+    ) -> "Federation":
+        """Train for so many rounds with `cohort` clients each, and make and judge every client's own model.
+
+        With a `directory` everything is kept there: the same call goes on after a cut, and ends in the same bits.
+        `coverage` (and `confidence`) say what prediction sets promise when clients are judged.
+        """
+        federation: dict[str, Any] = {
+            "rounds": rounds,
+            "cohort": min(COHORT, len(self.clients)) if cohort is None else cohort,
+        }
+        federation |= {"evaluate_every": evaluate_every, "coverage": coverage, "confidence": confidence}
+        config = self._config(federation)
+        path = Path(directory) if directory is not None else self._aside() / "run"
+        with Display(quiet=self.quiet, silent=self.quiet) as display:
+            runner.proceed(path, config, self._setup, display.progress(self._name, config))
+        self._path = path
+        return self
+
+    def personal(self, client: str) -> PersonalModel:
+        """A client's own model: it predicts, and can be saved."""
+        return load(self.path, client=client, model=self._model)
+
+    def onboard(self, x: Any, y: Any, *, name: str = "new", hold_out: float | None = None) -> PersonalModel:
+        """The model of a client that took no part: it fits what is its own to what is shared; nothing is sent.
+
+        A fifth of its examples, if there are ten or more, judge the model and make its sets.
+        """
+        return onboard(self.path, x, y, model=self._model, name=name, hold_out=hold_out, seed=self.seed)
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """Every client's scores on its test data, by its name."""
+        (result,) = collect([self.path])
+        return {client["name"]: client["scores"] for client in result.clients}
+
+    def report(self, path: str | Path) -> Path:
+        """Write one HTML page about all clients; it needs no network and no other file."""
+        write_file(Path(path), render(collect([self.path])).encode())
+        return Path(path)
+
+    @property
+    def path(self) -> Path:
+        """The directory of the finished run; without one of your own, a temporary one that ends with this object."""
+        if self._path is None:
+            raise BadInput("this federation has not been trained yet: call fit first")
+        return self._path
+
+    def close(self) -> None:
+        """Let temporary files go; worker processes have ended with `fit`."""
+        if hasattr(self, "_finalizer"):
+            self._finalizer()
+            self._path = None
+
+    def __enter__(self) -> "Federation":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        trained = "not trained yet" if self._path is None else f"trained, in {self._path}"
+        return f"<Federation of {len(self.clients)} clients by {self._name}, {trained}>"
+
+    def _config(self, federation: dict[str, Any]) -> Config:
+        """What makes this run, in the form that every run's directory keeps."""
+        asked = self._setup.task.label_prior
+        prior = wishes_of(self.algorithm).label_prior if asked is None else asked
+        common = {"seed": self.seed, "model": OWN, "label_prior": float(prior)}
+        given = {key: value for key, value in federation.items() if value is not None}
+        return parse(
+            {
+                "data": self._data,
+                "federation": {**common, **given},
+                "engine": self._engine,
+                "algorithm": {**dataclasses.asdict(self.algorithm), "name": self._name},
+            }
+        )
+
+    def _aside(self) -> Path:
+        """A directory that lives as long as this object."""
+        self.close()
+        folder = tempfile.TemporaryDirectory(prefix="lrbpfl-")
+        self._finalizer = weakref.finalize(self, folder.cleanup)
+        return Path(folder.name)
+
+    def _say(self, *sentences: str) -> None:
+        for sentence in () if self.quiet else sentences:
+            print(f"lrbpfl: {sentence}", file=sys.stderr)
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """The name under which an algorithm can be found again, here or by an entry point."""
+    for name, kind in ALGORITHMS.items():
+        if type(algorithm) is kind:
+            return name
+    raise BadInput(
+        f"{type(algorithm).__name__} has no name under which a saved model could find it again: "
+        "offer it as an entry point of the group lrbpfl.algorithms"
+    )
+
+
+def _digest(setup: Setup) -> str:
+    """A hash of everybody's data and of the model, and of its weights if training starts from them."""
+    found = hashlib.sha256(fingerprint(setup.task.model).encode())
+    start = list(setup.task.model.parameters()) if setup.task.pretrained else []
+    for leaf in start:
+        found.update(_bytes(leaf))
+    for client in setup.clients:
+        found.update(client.name.encode())
+        for name, leaf in trees.named_leaves(client[1:]):
+            found.update(f"{name}{tuple(leaf.shape)}{leaf.dtype}".encode())
+            found.update(_bytes(leaf))
+    return found.hexdigest()[:16]
+
+
+def _bytes(leaf: Tensor) -> bytes:
+    return leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
