@@ -67,7 +67,7 @@ def build_engine(config: Config, setup: Setup) -> Engine:
     """The engine the configuration asks for."""
     if config.engine.kind == "serial":
         return Serial(setup)
-    return Processes(setup, config.engine.workers or cores())
+    return Processes(setup, config.engine.workers or cores(), config.engine.start)
 
 
 def cores() -> int:

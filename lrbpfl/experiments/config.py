@@ -15,6 +15,7 @@ from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.protocol import Algorithm, wishes_of
 from lrbpfl.core.descent import Schedule
 from lrbpfl.data import PARTITIONS
+from lrbpfl.engines.launch import Start
 from lrbpfl.errors import BadInput
 from lrbpfl.models import MODELS
 
@@ -109,6 +110,7 @@ class EngineSection(Section):
     kind: Literal["processes", "serial"] = "processes"
     workers: Annotated[int, Field(ge=0)] = 0  # 0: one for each core
     device: str = "cpu"
+    start: Start = "auto"  # of worker processes; auto: fork on Linux where clients run on the CPU, or spawn
 
 
 S = TypeVar("S", bound=Section)
