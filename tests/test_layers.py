@@ -11,18 +11,20 @@ import lrbpfl
 ROOT = Path(next(iter(lrbpfl.__path__)))
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
 
-BASE = {"trees", "rng", "errors"}
+BASE = {"trees", "rng", "errors", "plugins"}
 LEAVES = {"data", "metrics", "models"}
 MAY_IMPORT: dict[str, set[str]] = {
     "trees": set(),
     "rng": set(),
     "errors": set(),
+    "plugins": {"errors"},
     "data": {"errors", "rng"},
     "metrics": {"errors", "rng"},
     "models": {"errors", "rng"},
     "core": BASE,
     "algorithms": BASE | {"core"},
     "engines": BASE | {"core", "algorithms", "metrics"},
+    "testing": BASE | {"core", "algorithms", "engines", "metrics"},
     "personal": BASE | LEAVES | {"core", "algorithms", "engines"},
     "experiments": BASE | LEAVES | {"core", "algorithms", "engines", "personal"},
     "reports": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "experiments"},
