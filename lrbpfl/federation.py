@@ -113,12 +113,9 @@ class Federation:
         With a `directory` everything is kept there: the same call goes on after a cut, and ends in the same bits.
         `coverage` (and `confidence`) say what prediction sets promise when clients are judged.
         """
-        federation: dict[str, Any] = {
-            "rounds": rounds,
-            "cohort": min(COHORT, len(self.clients)) if cohort is None else cohort,
-        }
-        federation |= {"evaluate_every": evaluate_every, "coverage": coverage, "confidence": confidence}
-        config = self._config(federation)
+        cohort = min(COHORT, len(self.clients)) if cohort is None else cohort
+        federation: dict[str, Any] = {"rounds": rounds, "cohort": cohort, "evaluate_every": evaluate_every}
+        config = self._config({**federation, "coverage": coverage, "confidence": confidence})
         path = Path(directory) if directory is not None else self._aside() / "run"
         with Display(quiet=self.quiet, silent=self.quiet) as display:
             runner.proceed(path, config, self._setup, display.progress(self._name, config))

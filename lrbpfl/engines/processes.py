@@ -2,17 +2,18 @@
 
 import multiprocessing
 import signal
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from functools import cached_property
+from multiprocessing.connection import wait
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lrbpfl import trees
+from lrbpfl.engines.launch import Parcel, Pipe, Start, launch, method, pack, unpack
 from lrbpfl.engines.loop import Evaluation, Reply
 from lrbpfl.engines.slots import read, room, to_arrays, to_tensors, write
 from lrbpfl.engines.work import (
@@ -47,15 +48,9 @@ Answer = Trained | Evaluated | str  # the string says what the client's code rai
 class Worker:
     """A process, the pipe to it and the block of memory they share."""
 
-    def __init__(self, setup: Setup, capacity: int) -> None:
-        # Forked workers share the data with this process; where forking is unsafe, they get copies.
-        fork = sys.platform == "linux" and setup.device == "cpu"
-        context = multiprocessing.get_context("fork") if fork else multiprocessing.get_context("spawn")
+    def __init__(self, setup: Setup | Parcel, capacity: int, how: str) -> None:
         self.slot = torch.empty(capacity, dtype=torch.uint8).share_memory_()
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(setup, theirs, self.slot), daemon=True)
-        self.process.start()
-        theirs.close()
+        self.process, self.pipe = launch(how, serve, setup, self.slot)
         self.job: Job | None = None
 
     def send(self, job: Job, message: Tree, state: Tree) -> None:
@@ -83,19 +78,19 @@ class Worker:
         self.process.join(timeout=0 if self.process.is_alive() else 10)
         self.process.kill()
         self.process.join()
-        self.pipe.close()
-        code: int | None = self.process.exitcode
-        return code
+        self.pipe.end.close()
+        return self.process.exitcode
 
 
-def serve(setup: Setup, pipe: Connection, slot: Tensor) -> None:
+def serve(setup: Setup | Parcel, pipe: Pipe, slot: Tensor) -> None:
     """The life of a worker: take a job, do it, answer; end when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     keep_memory()
+    setup = unpack(setup) if isinstance(setup, Parcel) else setup
     parent = multiprocessing.parent_process()
     assert parent is not None
-    while pipe in wait([pipe, parent.sentinel]):
+    while pipe.end in wait([pipe.end, parent.sentinel]):
         try:
             what, places, arrays, t, k = pipe.recv()
             pipe.send(_answer(setup, what, read(places, slot), to_tensors(arrays), t, k, slot))
@@ -122,15 +117,16 @@ class Processes:
     """Runs clients in `workers` processes, with the bits of the serial engine.
 
     A worker that dies is replaced and its client run once more; a client whose worker dies twice, or whose code raises,
-    is skipped in this round. The replies say so.
+    is skipped in this round. The replies say so. How processes are started changes no bit.
     """
 
-    def __init__(self, setup: Setup, workers: int) -> None:
+    def __init__(self, setup: Setup, workers: int, start: Start = "auto") -> None:
         if workers < 1:
             raise BadInput(f"{workers} workers cannot run anything: at least one is needed")
         # The first optimiser of a process imports for a second: do it here, before workers are forked.
         torch.optim.SGD([torch.zeros(1)], lr=0.0)
         self.setup = granted(setup)
+        self._how = method(start, setup.device)
         self.states: dict[int, Tree] = {}
         self._staged: dict[int, Tree] = {}
         self._size = workers
@@ -162,6 +158,7 @@ class Processes:
         """End all workers."""
         while self._workers:
             self._workers.pop().stop()
+        vars(self).pop("_parcel", None)
 
     def _map(self, what: str, messages: Mapping[int, Tree], t: int) -> Iterator[tuple[Job, Answer]]:
         jobs = deque(Job(place, what, k, t) for place, k in enumerate(messages))
@@ -190,14 +187,14 @@ class Processes:
 
     def _collect(self, jobs: deque[Job], answers: dict[int, tuple[Job, Answer]]) -> None:
         """Wait until some worker answers or dies; a dead one's job goes back to the front, or is given up."""
-        ready = wait([worker.pipe for worker in self._workers if worker.job is not None])
+        ready = wait([worker.pipe.end for worker in self._workers if worker.job is not None])
         for i, worker in enumerate(self._workers):
-            if worker.pipe not in ready or worker.job is None:
+            if worker.pipe.end not in ready or worker.job is None:
                 continue
             job, answer = worker.job, worker.receive()
             if answer is None:
                 job = job._replace(deaths=(*job.deaths, f"its worker died (exit code {worker.stop()})"))
-                self._workers[i] = Worker(self.setup, len(worker.slot))
+                self._workers[i] = self._worker(len(worker.slot))
                 if len(job.deaths) < TRIES:
                     jobs.appendleft(job)
                     continue
@@ -209,7 +206,14 @@ class Processes:
         if any(len(worker.slot) < capacity for worker in self._workers):
             self.close()
         while len(self._workers) < number:
-            self._workers.append(Worker(self.setup, max(capacity, 1)))
+            self._workers.append(self._worker(max(capacity, 1)))
+
+    def _worker(self, capacity: int) -> Worker:
+        return Worker(self.setup if self._how == "fork" else self._parcel, capacity, self._how)
+
+    @cached_property
+    def _parcel(self) -> Parcel:
+        return pack(self.setup)
 
     def _state(self, k: int) -> Tree:
         return self.states[k] if k in self.states else fresh_state(self.setup, k)

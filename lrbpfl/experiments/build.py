@@ -13,9 +13,9 @@ from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data, pace
 from lrbpfl.data import Dataset, Split, corrupt, load
 from lrbpfl.data.partition import Indices
+from lrbpfl.engines import registry as engines
 from lrbpfl.engines.loop import Engine
 from lrbpfl.engines.processes import Processes
-from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import ClientData, Setup, check_setup
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import promises
@@ -72,9 +72,11 @@ def _paces(config: FederationSection) -> tuple[float, ...]:
 
 def build_engine(config: Config, setup: Setup) -> Engine:
     """The engine the configuration asks for."""
-    if config.engine.kind == "serial":
-        return Serial(setup)
-    return Processes(setup, config.engine.workers or cores())
+    workers = config.engine.workers or cores()
+    make = engines.find(config.engine.kind)
+    if make is Processes:
+        return Processes(setup, workers, config.engine.start)
+    return make(setup, workers)
 
 
 def cores() -> int:

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -11,11 +10,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from lrbpfl.algorithms import ALGORITHMS
+from lrbpfl import algorithms
 from lrbpfl.algorithms.protocol import Algorithm, wishes_of
 from lrbpfl.core.descent import Schedule
 from lrbpfl.data import PARTITIONS
-from lrbpfl.errors import BadInput
+from lrbpfl.engines import registry as engines
+from lrbpfl.engines.launch import Start
+from lrbpfl.errors import BadInput, nearest
+from lrbpfl.errors import unknown as unknown
 from lrbpfl.experiments.promises import check_calibration
 from lrbpfl.models import MODELS
 
@@ -109,9 +111,10 @@ class FederationSection(Section):
 class EngineSection(Section):
     """How it is computed; nothing here changes a number."""
 
-    kind: Literal["processes", "serial"] = "processes"
+    kind: str = "processes"  # or serial, or what an installed package offers under lrbpfl.engines
     workers: Annotated[int, Field(ge=0)] = 0  # 0: one for each core
     device: str = "cpu"
+    start: Start = "auto"  # of worker processes; auto: fork on Linux where clients run on the CPU, or spawn
 
 
 S = TypeVar("S", bound=Section)
@@ -141,18 +144,6 @@ class Config:
     def identity(self) -> dict[str, dict[str, Any]]:
         """The tables that change a number: all but the engine's."""
         return {name: table for name, table in self.tables().items() if name != "engine"}
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """' (did you mean ...?)', or nothing if no known word is near."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def unknown(what: str, word: str, known: Iterable[str]) -> BadInput:
-    """The sentence about a name that does not exist."""
-    known = list(known)
-    return BadInput(f"unknown {what} {word!r}{nearest(word, known)}; known: {', '.join(known)}")
 
 
 def parse(tables: Mapping[str, Any]) -> Config:
@@ -206,9 +197,7 @@ def read_name(full_name: str) -> Name:
 def make_algorithm(full_name: str, fields: Mapping[str, Any]) -> Algorithm:
     """The algorithm of this full name, with some fields set."""
     name, preset, _ = read_name(full_name)
-    if name not in ALGORITHMS:
-        raise unknown("algorithm", name, ALGORITHMS)
-    kind = ALGORITHMS[name]
+    kind = algorithms.find(name)
     presets: dict[str, dict[str, Any]] = getattr(kind, "PRESETS", {})
     if preset and preset not in presets:
         raise unknown(f"preset of {name}", preset, presets)
@@ -217,6 +206,8 @@ def make_algorithm(full_name: str, fields: Mapping[str, Any]) -> Algorithm:
     except ValidationError as error:
         known = [field.name for field in dataclasses.fields(kind)]
         raise _explain("algorithm", error, known) from None
+    except (TypeError, ValueError) as error:  # of a package's dataclass that checks its fields in its own way
+        raise BadInput(f"algorithm {name!r} cannot be made: {error}") from None
 
 
 def _section(name: str, model: type[S], tables: Mapping[str, Any]) -> S:
@@ -248,6 +239,9 @@ def _cross_check(config: Config) -> None:
         raise unknown("partition", data.partition, PARTITIONS)
     if federation.model not in (*MODELS, OWN):
         raise unknown("model", federation.model, MODELS)
+    kind, kinds = config.engine.kind, engines.names()
+    if kind not in kinds:
+        raise BadInput(f"engine.kind = {kind!r}: no such engine{nearest(kind, kinds)}; known: {', '.join(kinds)}")
     if federation.evaluate_on == "validation" and data.validation_fraction == 0:
         raise BadInput("federation.evaluate_on = 'validation' needs data.validation_fraction above 0")
     check_calibration(federation.coverage, federation.confidence, federation.temper, data.calibration_fraction)

@@ -154,9 +154,11 @@ def _standardised(clients: list[ClientData], how: Standardise) -> list[ClientDat
 
 
 def _scaled(client: ClientData, by: scaling.Scaling) -> ClientData:
-    parts = {"train": client.train, "test": client.test, "calibration": client.calibration}
-    scaled = {key: part._replace(x=by.apply(part.x)) for key, part in parts.items() if part is not None}
-    return client._replace(**scaled, scaling=by)
+    def scaled(part: Data) -> Data:
+        return part._replace(x=by.apply(part.x))
+
+    kept = None if client.calibration is None else scaled(client.calibration)
+    return client._replace(train=scaled(client.train), test=scaled(client.test), calibration=kept, scaling=by)
 
 
 def _remarks(source: Source, standardise: Standardise) -> list[str]:

@@ -15,10 +15,9 @@ from torch import Generator, Tensor, nn
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
 from lrbpfl.core.descent import Data
-from lrbpfl.engines.loop import Evaluation, Round
-from lrbpfl.engines.slots import to_tensors
 from lrbpfl.engines.work import ClientData, Setup
 from lrbpfl.rng import generator
+from lrbpfl.testing.engines import same_rounds as same_rounds
 from lrbpfl.trees import Tree
 
 
@@ -173,30 +172,3 @@ def noise(algorithm: Algorithm, model: nn.Module, shape: tuple[int, ...], client
     )
     task = Task(model=model, num_classes=3, label_prior=0.5, public=data(16, "public").x, num_clients=clients)
     return Setup(algorithm, task, parts, seed=5)
-
-
-def same_rounds(some: list[Round], others: list[Round]) -> bool:
-    """Whether two runs went the same way, bit for bit, whatever time they took."""
-    return len(some) == len(others) and all(map(_same_round, some, others))
-
-
-def _same_round(a: Round, b: Round) -> bool:
-    told = (a.t, a.cohort, a.accepted, a.failures, repr(a.infos), a.bytes_down, a.bytes_up)
-    told_too = (b.t, b.cohort, b.accepted, b.failures, repr(b.infos), b.bytes_down, b.bytes_up)
-    return (
-        told == told_too
-        and trees.equal(a.server, b.server)
-        and list(a.evaluations) == list(b.evaluations)
-        and all(map(_same_evaluation, a.evaluations.values(), b.evaluations.values()))
-    )
-
-
-def _same_evaluation(a: Evaluation, b: Evaluation) -> bool:
-    if a.result is None or b.result is None:
-        return a == b
-    return (
-        a.result.shared == b.result.shared
-        and trees.equal(a.result.personal, b.result.personal)
-        and trees.equal(to_tensors(a.result.predictions), to_tensors(b.result.predictions))
-        and trees.equal(to_tensors(a.result.calibration), to_tensors(b.result.calibration))
-    )

@@ -10,6 +10,7 @@ from torch import nn
 from lrbpfl import trees
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
+from lrbpfl.engines.launch import Start
 from lrbpfl.engines.loop import Engine, Round, federate
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
@@ -61,11 +62,10 @@ def test_convolutions_give_the_same_bits_too() -> None:
     assert_engines_agree(noise(algorithm, cnn(3, (1, 8, 8)), (1, 8, 8), clients=3), pool(2), rounds=2)
 
 
-def test_spawned_workers_give_the_same_bits_too() -> None:
-    setup = small("fedavg")
-    expected, _ = run(Serial(setup), rounds=2)
-    found, _ = run(Processes(setup._replace(device="cpu:0"), 1), rounds=2)  # not "cpu": workers do not fork
-    assert same_rounds(found, expected)
+@pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
+def test_every_way_to_start_workers_gives_the_same_bits(start: Start) -> None:
+    """With a client that keeps something, and calibration data at some clients only."""
+    assert_engines_agree(small("lr-bpfl"), lambda setup: Processes(setup, 1, start), rounds=2)
 
 
 def test_what_a_client_took_from_its_message_is_kept_whole() -> None:

@@ -1,0 +1,119 @@
+"""How a worker process comes to life, and how what the parent knows reaches it, whatever the platform."""
+
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from threading import Lock
+from typing import Any, Literal, NamedTuple, get_args
+
+# Bytes made here go through a pipe between a parent and its own workers. They are never written to a file or read from
+# one: nothing that comes from outside is ever unpickled.
+import cloudpickle
+import torch
+from torch import Tensor
+
+from lrbpfl import trees
+from lrbpfl.engines.slots import read, room, write
+from lrbpfl.engines.work import Setup
+from lrbpfl.errors import BadInput
+from lrbpfl.trees import Tree
+
+Start = Literal["auto", "fork", "forkserver", "spawn"]  # auto: fork on Linux where clients run on the CPU, or spawn
+
+_main_is_hidden = Lock()
+
+
+def method(start: Start, device: str) -> str:
+    """The start method meant, if this platform has it and this device bears it."""
+    if start == "auto":  # forked workers share the data with this process, but a fork of a GPU's user cannot use it
+        return "fork" if sys.platform == "linux" and device == "cpu" else "spawn"
+    known = multiprocessing.get_all_start_methods()
+    if start not in known:
+        allowed = ", ".join(name for name in get_args(Start) if name in ("auto", *known))
+        raise BadInput(f"worker processes cannot be started by {start!r} here: give one of {allowed}")
+    if start == "fork" and torch.device(device).type != "cpu":
+        raise BadInput(f"worker processes that use {device} cannot be forked: start them by spawn, forkserver or auto")
+    return start
+
+
+class Parcel(NamedTuple):
+    """A setup on its way: the clients' tensors in memory that all workers share, and all else as bytes."""
+
+    rest: bytes
+    block: Tensor
+
+
+def pack(setup: Setup) -> Parcel:
+    """The setup for a process that is no fork of this one; classes of scripts and notebooks go with it, by value."""
+    data = (setup.clients, setup.task.public)
+    tensors = tuple(leaf for leaf in trees.leaves(data) if isinstance(leaf, Tensor))
+    block = torch.empty(max(room(tensors), 1), dtype=torch.uint8).share_memory_()
+    places = iter(write(tensors, block))
+    data = trees.tree_map(lambda leaf: next(places) if isinstance(leaf, Tensor) else leaf, data)
+    try:
+        return Parcel(cloudpickle.dumps(_with_data(setup, *data)), block)
+    except Exception as error:  # whatever a model or an algorithm holds may say so in its own way
+        reason = f"{type(error).__name__}: {error}"
+        raise BadInput(f"the model or the algorithm cannot be sent to a worker process: {reason}") from error
+
+
+def unpack(parcel: Parcel) -> Setup:
+    """The inverse of `pack`, in the worker."""
+    setup: Setup = cloudpickle.loads(parcel.rest)
+    return _with_data(setup, *read((setup.clients, setup.task.public), parcel.block))
+
+
+def _with_data(setup: Setup, clients: Tree, public: Tree) -> Setup:
+    return setup._replace(clients=clients, task=setup.task._replace(public=public))
+
+
+class Pipe:
+    """One end of the pipe between a parent and its worker."""
+
+    def __init__(self, end: Connection, *, forked: bool) -> None:
+        self.end, self.forked = end, forked
+
+    def send(self, thing: Any) -> None:
+        """Hand over anything; a fork knows the parent's classes, any other worker gets them with the thing."""
+        if self.forked:
+            self.end.send(thing)
+        else:
+            self.end.send_bytes(cloudpickle.dumps(thing))
+
+    def recv(self) -> Any:
+        """What the other side sent; EOFError if it has gone."""
+        return self.end.recv() if self.forked else cloudpickle.loads(self.end.recv_bytes())
+
+
+def launch(how: str, serve: Callable[..., None], setup: Setup | Parcel, slot: Tensor) -> tuple[BaseProcess, Pipe]:
+    """Start a worker; the process, and this end of the pipe to it."""
+    context: Any = multiprocessing.get_context(how)  # every kind of context has processes, which its type does not say
+    if how == "forkserver":  # heeded if no server runs yet: its forks find torch imported, and what optimisers import
+        context.set_forkserver_preload(["lrbpfl.engines.processes", "torch._dynamo"])
+    ours, theirs = context.Pipe()
+    forked = how == "fork"
+    process = context.Process(target=serve, args=(setup, Pipe(theirs, forked=forked), slot), daemon=True)
+    with hidden_main():
+        process.start()
+    theirs.close()
+    return process, Pipe(ours, forked=forked)
+
+
+@contextmanager
+def hidden_main() -> Iterator[None]:
+    """Keep a process that is started inside from running this one's main script again: scripts need no guard.
+
+    The script's globals stay as they are but for two names, so that other threads notice nothing.
+    """
+    hidden = ("__spec__", "__file__")
+    with _main_is_hidden:
+        names = vars(sys.modules["__main__"])
+        before = {name: names[name] for name in hidden if name in names}
+        names.update(dict.fromkeys(before))
+        try:
+            yield
+        finally:
+            names.update(before)

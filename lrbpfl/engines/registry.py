@@ -1,0 +1,34 @@
+"""Engines by name: ours, and what installed packages add by entry points."""
+
+from collections.abc import Callable
+
+from lrbpfl import plugins
+from lrbpfl.engines.loop import Engine
+from lrbpfl.engines.processes import Processes
+from lrbpfl.engines.serial import Serial
+from lrbpfl.engines.work import Setup
+from lrbpfl.errors import BadInput
+
+GROUP = "lrbpfl.engines"  # the entry point group: a name, and a callable (setup, workers) that makes an engine
+
+Make = Callable[[Setup, int], Engine]
+
+ENGINES: dict[str, Make] = {
+    "processes": Processes,
+    "serial": lambda setup, workers: Serial(setup),
+}
+
+
+def names() -> list[str]:
+    """The names of all engines, ours first; packages are not loaded for it."""
+    return plugins.names(GROUP, ENGINES)
+
+
+def find(name: str) -> Make:
+    """What makes the engine of this name, ours or an installed package's; only that package is loaded."""
+    make: Make = plugins.find("engine", GROUP, name, ENGINES)
+    if not callable(make):
+        raise BadInput(
+            f"{plugins.who('engine', GROUP, name)} is {make!r}, which cannot be called with (setup, workers)"
+        )
+    return make

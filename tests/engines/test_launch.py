@@ -1,0 +1,152 @@
+"""Workers of every kind: from scripts as people write them, and gone when their parent is."""
+
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from torch import nn
+
+from lrbpfl import trees
+from lrbpfl.core.descent import Data
+from lrbpfl.engines.launch import Start, hidden_main, method, pack, unpack
+from lrbpfl.engines.loop import federate
+from lrbpfl.engines.processes import Processes
+from lrbpfl.errors import BadInput
+from tests.engines.fakes import Hoarder, Scripted, line, noise
+
+METHODS = ("fork", "forkserver", "spawn")
+
+# No `if __name__ == "__main__"`, a model and an algorithm of its own, and a NamedTuple that clients keep and send back.
+SCRIPT = """
+import sys
+from typing import NamedTuple
+import torch
+from pydantic.dataclasses import dataclass
+from torch import nn
+from lrbpfl import ClientData, Data, FedAvg, Processes, Setup, Task, federate
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.two(torch.tanh(self.one(x)))
+
+class Kept(NamedTuple):
+    rounds: torch.Tensor
+
+@dataclass(frozen=True)
+class Counting(FedAvg):
+    def init_client(self, task, rng):
+        return Kept(rounds=torch.zeros(()))
+
+    def client_update(self, task, message, client, data, rng):
+        upload, _, info = super().client_update(task, message, None, data, rng)
+        return upload, Kept(rounds=client.rounds + 1), info
+
+x = torch.linspace(-1, 1, 40).reshape(20, 2)
+data = Data(x=x, y=torch.arange(20) % 2)
+clients = tuple(ClientData(name=name, train=data, test=data) for name in "ab")
+setup = Setup(Counting(local_steps=2), Task(model=Net(), num_classes=2), clients, seed=0)
+engine = Processes(setup, workers=2, start=sys.argv[1])
+for round in federate(engine, rounds=2, cohort=2):
+    print(round.t, round.accepted, round.failures)
+print(sorted(k for k, e in round.evaluations.items() if e.result), __file__ is not None)
+print([int(kept.rounds) for kept in engine.states.values() if isinstance(kept, Kept)])
+engine.close()
+"""
+
+
+@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+def test_a_script_needs_no_guard_and_may_define_its_own_classes(start: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py", start]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.splitlines() == ["0 [0, 1] {}", "1 [0, 1] {}", "[0, 1] True", "[2, 2]"]
+
+
+ORPHANS = """
+import os, signal, sys
+from lrbpfl import Processes, federate
+from tests.engines.fakes import Scripted, line
+
+engine = Processes(line(Scripted()), 2, sys.argv[1])
+for round in federate(engine, rounds=2, cohort=2):
+    print(round.accepted, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("start", METHODS)
+def test_workers_end_when_their_parent_dies(start: str) -> None:
+    """They hold its standard output: that it ends means that they all did."""
+    command = [sys.executable, "-c", ORPHANS, start]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (ran.returncode, ran.stderr) == (-9, "")
+    assert len(ran.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("start", get_args(Start))
+def test_closing_ends_workers_and_a_killed_one_is_replaced(start: Start, tmp_path: Path) -> None:
+    setup = line(Scripted(update="die once", culprits=(1,), marker=str(tmp_path / "marker")))
+    with closing(Processes(setup, 1, start)) as engine:
+        (only,) = federate(engine, rounds=1, cohort=4)
+        workers = [worker.process for worker in engine._workers]
+    assert only.retried == {1: "its worker died (exit code -9)"}
+    assert only.accepted == [0, 1, 2, 3]
+    assert len(workers) == 1 and not workers[0].is_alive()
+
+
+def test_a_setup_arrives_as_it_was_sent() -> None:
+    setup = noise(Hoarder(), nn.Linear(5, 3), (5,))
+    x = setup.clients[0].train.x
+    view = setup.clients[1]._replace(train=Data(x=x[2:5], y=torch.arange(3)))
+    setup = setup._replace(clients=(setup.clients[0], view), task=setup.task._replace(public=x[:0]))
+    found = unpack(pack(setup))
+    for a, b in zip(found.clients, setup.clients, strict=True):
+        assert a.name == b.name
+        assert trees.equal((a.train, a.test, a.calibration), (b.train, b.test, b.calibration))
+    assert trees.equal(found.task.public, setup.task.public)
+    assert trees.equal(dict(found.task.model.state_dict()), dict(setup.task.model.state_dict()))
+
+
+def test_a_model_that_cannot_be_sent_is_refused_in_a_sentence() -> None:
+    setup = line(Scripted())
+    vars(setup.task.model)["lock"] = threading.Lock()
+    with closing(Processes(setup, 1, "spawn")) as engine, pytest.raises(BadInput, match="cannot be sent"):
+        next(federate(engine, rounds=1, cohort=1))
+
+
+@pytest.mark.parametrize(
+    ("start", "device", "words"),
+    [("threads", "cpu", "'threads' here: give one of auto, fork"), ("fork", "cuda", "use cuda cannot be forked")],
+)
+def test_a_way_that_cannot_work_is_refused(start: Start, device: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        method(start, device)
+
+
+def test_forks_are_for_the_cpu_only() -> None:
+    assert method("auto", "cuda:1") == "spawn"
+    assert method("auto", "cpu") == ("fork" if sys.platform == "linux" else "spawn")
+
+
+def test_the_main_module_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = sys.modules["__main__"]
+    before = (main.__spec__, main.__file__)
+
+    with pytest.raises(OSError), hidden_main():
+        assert (main.__spec__, main.__file__) == (None, None)
+        raise OSError
+    assert (main.__spec__, main.__file__) == before
+    monkeypatch.delattr(main, "__file__")  # as in a notebook
+    with hidden_main():
+        pass
+    assert not hasattr(main, "__file__")
