@@ -12,8 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lrbpfl import trees
-from lrbpfl.algorithms import ALGORITHMS
+from lrbpfl import algorithms, trees
 from lrbpfl.algorithms.protocol import Algorithm, Task, wishes_of
 from lrbpfl.cli.progress import Display
 from lrbpfl.disk import write_file
@@ -88,7 +87,6 @@ class Federation:
             "partition": "natural",
             "clients": len(gathered.clients),
             "calibration_fraction": float(calibration),
-            "standardise": standardise,
         }
         self._path: Path | None = None
         self._say(*gathered.remarks)
@@ -196,8 +194,8 @@ class Federation:
 
 def name_of(algorithm: Algorithm) -> str:
     """The name under which an algorithm can be found again, here or by an entry point."""
-    for name, kind in ALGORITHMS.items():
-        if type(algorithm) is kind:
+    for name in algorithms.names():
+        if type(algorithm) is algorithms.find(name):
             return name
     raise BadInput(
         f"{type(algorithm).__name__} has no name under which a saved model could find it again: "

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from lrbpfl import trees
-from lrbpfl.algorithms import ALGORITHMS
+from lrbpfl import algorithms, trees
 from lrbpfl.algorithms.protocol import Algorithm, Task
 from lrbpfl.data.scaling import Scaling
 from lrbpfl.engines.work import one_thread
@@ -222,10 +221,10 @@ def algorithm_of(about: Mapping[str, Any], where: str) -> Algorithm:
     said = about.get("algorithm")
     said = said if isinstance(said, dict) else {}
     name = said.get("name")
-    if not isinstance(name, str) or name not in ALGORITHMS:
+    if not isinstance(name, str) or name not in algorithms.names():
         raise BadInput(f"{where} cannot be used: it names an algorithm that is not here, {str(name)[:40]!r}")
     try:
-        return ALGORITHMS[name](**said["fields"])
+        return algorithms.find(name)(**said["fields"])
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(
