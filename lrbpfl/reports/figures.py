@@ -221,7 +221,7 @@ def _diagram(above: Axes, below: Axes, view: View, colour: str) -> None:
 
 
 def _promises(results: Sequence[Result]) -> Figure | None:
-    """Every client's coverage beside the range of chance, a panel for each run with promises; new clients are hollow."""
+    """Every client's coverage beside the range of chance, a panel for each run; new clients are hollow."""
     kept = [section for section in sections(results) if section.rows]
     if not kept:
         return None
