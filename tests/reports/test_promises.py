@@ -19,8 +19,7 @@ from lrbpfl.reports.page import render
 from lrbpfl.reports.promises import sections
 from lrbpfl.reports.tables import promises_table, summary_table
 from lrbpfl.rng import numpy_generator
-from tests.reports.conftest import write_run
-from tests.reports.test_page import Open, opened  # noqa: F401  (a fixture)
+from tests.reports.conftest import Open, write_run
 
 SIZES = {"anna": 120, "bert <b>": 60, "carl": 16, "dora": 90, "emil": 90}
 
@@ -61,7 +60,23 @@ def test_every_client_stands_beside_what_chance_allows(run: Path) -> None:
     assert collect([run])[0].events == []
 
 
-def test_the_page_names_the_worst_client_and_draws_all(run: Path, opened: Open, tmp_path: Path) -> None:  # noqa: F811
+def test_a_client_at_the_end_of_its_range_is_not_below_it(run: Path) -> None:
+    """Scores come with six digits, and a third has more."""
+    (result,) = collect([run])
+    low, _ = chance(Promise(0.9, None, 0.0, 9), 30)
+    assert low == 19 / 30 and float(f"{low:.6g}") < low
+    scores = {
+        **result.clients[0]["scores"],
+        "coverage": float(f"{low:.6g}"),
+        "examples": 30.0,
+        "calibration_examples": 9.0,
+    }
+    one = result._replace(clients=[{**result.clients[0], "scores": scores}])
+    (section,) = sections([one])
+    assert section.rows[0].coverage == low and not section.below
+
+
+def test_the_page_names_the_worst_client_and_draws_all(run: Path, opened: Open, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(render(collect([run, write_run(tmp_path / "plain")])), encoding="utf-8")
     page = opened(tmp_path / "page.html")
     section = page.locator("#promises")
