@@ -256,7 +256,8 @@ function promises({ run, promised, rows }) {
       const at = a.X(i), name = row.new ? "clickable hollow" : "clickable";
       a.drawn.push(pick(svg("g", { class: name },
         svg("rect", { x: at - wide / 2, y: a.Y(row.high), width: wide, height: Math.max(a.Y(row.low) - a.Y(row.high), 1), class: "bar pale" }),
-        mark(run, at, a.Y(row.coverage), 4), words())));
+        mark(run, at, a.Y(row.coverage), 4),
+        svg("rect", { x: at - wide / 2, y: a.top, width: wide, height: a.bottom - a.top, "fill-opacity": 0 }), words())));
       b.drawn.push(pick(svg("g", { class: name },
         svg("rect", { x: at - wide / 2, y: b.Y(row.set_size), width: wide, height: b.Y(0) - b.Y(row.set_size), class: row.new ? "bar soft" : "bar" }), words())));
     });

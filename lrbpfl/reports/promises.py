@@ -72,7 +72,7 @@ def _row(place: int, client: Client, promised: float, confidence: float | None) 
         place=place,
         name=client["name"],
         new=client["new_alpha"] is not None,
-        coverage=scores["coverage"],
+        coverage=round(scores["coverage"] * tested) / tested,  # whole examples: a score has six digits
         low=low,
         high=high,
         set_size=scores["set_size"],

@@ -4,14 +4,14 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 from safetensors.torch import save_file
 
 from lrbpfl.experiments.config import parse
@@ -20,6 +20,7 @@ from lrbpfl.metrics import Predictions, reduce, scores, summarise
 from lrbpfl.rng import numpy_generator
 
 ROUNDS = 4
+Open = Callable[..., Page]
 
 
 def write_run(
@@ -111,3 +112,24 @@ def browser() -> Iterator[Browser]:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"] if root else [])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Open]:
+    """Opens a page; at the end, none may have asked a network for anything or complained."""
+    complaints: list[str] = []
+    pages: list[Page] = []
+
+    def open_page(file: Path, *, width: int = 1280, **options: Any) -> Page:
+        page = browser.new_page(viewport={"width": width, "height": 800}, **options)
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: None if request.url == file.as_uri() else complaints.append(request.url))
+        page.goto(file.as_uri())
+        pages.append(page)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert complaints == []

@@ -1,23 +1,21 @@
 """The page in a real browser: it opens from the disk, works, and shows names as text."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
 
 from lrbpfl.reports.collect import collect
 from lrbpfl.reports.page import render
-from tests.reports.conftest import write_run
+from tests.reports.conftest import Open, write_run
 
 HOSTILE = (
     "</script><script>window.hacked = 1</script>",
     '"><img src="https://example.invalid/x.png" onerror="window.hacked = 1">',
     "<!-- <script> & ' \u2028 {{ 7 * 7 }}",
 )
-Open = Callable[..., Page]
 
 
 def write_page(paths: Sequence[Path], file: Path) -> Path:
@@ -31,27 +29,6 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("both")
     first = write_run(folder / "one", algorithm="lr-bpfl", clients=12, layers=("conv1.weight", "fc.weight"))
     return write_page([first, write_run(folder / "two", clients=12)], folder / "page.html")
-
-
-@pytest.fixture
-def opened(browser: Browser) -> Iterator[Open]:
-    """Opens a page; at the end, none may have asked a network for anything or complained."""
-    complaints: list[str] = []
-    pages: list[Page] = []
-
-    def open_page(file: Path, *, width: int = 1280, **options: Any) -> Page:
-        page = browser.new_page(viewport={"width": width, "height": 800}, **options)
-        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: None if request.url == file.as_uri() else complaints.append(request.url))
-        page.goto(file.as_uri())
-        pages.append(page)
-        return page
-
-    yield open_page
-    for page in pages:
-        page.close()
-    assert complaints == []
 
 
 def heading(page: Page, name: str) -> None:
