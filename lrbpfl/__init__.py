@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from lrbpfl.algorithms.lr_bpfl import LRBPFL as LRBPFL
     from lrbpfl.algorithms.protocol import Task as Task
     from lrbpfl.core.descent import Data as Data
+    from lrbpfl.core.norms import without_batchnorm as without_batchnorm
     from lrbpfl.engines.loop import federate as federate
     from lrbpfl.engines.processes import Processes as Processes
     from lrbpfl.engines.serial import Serial as Serial
@@ -23,6 +24,7 @@ _HOMES = {
     "LRBPFL": "lrbpfl.algorithms.lr_bpfl",
     "Task": "lrbpfl.algorithms.protocol",
     "Data": "lrbpfl.core.descent",
+    "without_batchnorm": "lrbpfl.core.norms",
     "federate": "lrbpfl.engines.loop",
     "Processes": "lrbpfl.engines.processes",
     "Serial": "lrbpfl.engines.serial",
