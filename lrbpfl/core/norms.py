@@ -50,7 +50,8 @@ def without_batchnorm(model: nn.Module, fold: bool = False) -> nn.Module:
 
 def _refuse(module: nn.Module, where: str, fold: bool) -> None:
     """Refuse a layer that cannot be copied, or not be replaced."""
-    if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values()))):
+    held = (*module._parameters.values(), *module._buffers.values())
+    if any(is_lazy(part) for part in held if part is not None):
         raise BadInput(f"{where} does not know its shape yet: call the model once on a batch of inputs")
     if isinstance(module, _BatchNorm) and not isinstance(module, PLAIN):
         raise BadInput(f"{where} cannot be replaced: only BatchNorm1d, BatchNorm2d and BatchNorm3d can")
