@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lrbpfl.personal.model import load as load
     from lrbpfl.personal.onboarding import onboard as onboard
 
-# The public names by where they live. They are imported when first used, so that `lrbpfl --help` need not wait for torch.
+# The public names by where they live; imported when first used, so that `lrbpfl --help` need not wait for torch.
 _NAMES = {
     "lrbpfl.federation": ("Federation",),
     "lrbpfl.personal.model": ("PersonalModel", "Prediction", "load"),

@@ -66,19 +66,23 @@ def check_noise(model: nn.Module, x: Inputs) -> None:
             torch.default_generator.manual_seed(seed)
             return call(params, x)
 
+    with _buffers_kept(model, "is called"):
+        first = outputs(0)
     seeds = range(1, 10) if draws(lambda: call(params, x)) else range(1, 2)  # two draws alone may agree by chance
-    if not all(_close(outputs(seed), outputs(0)) for seed in seeds):
+    if not all(_close(outputs(seed), first) for seed in seeds):
         raise BadInput(
             "the model gives other outputs for the same inputs from call to call, although it is not training: "
             "give its dropout training=self.training, or take its noise out"
         )
-    with learning(), _buffers_kept(model):
-        if not _close(outputs(0), outputs(0)):
+    with learning():
+        with _buffers_kept(model, "trains"):
+            first = outputs(0)
+        if not _close(outputs(0), first):
             raise BadInput("the model has noise in training that does not follow torch's seed: take it out")
 
 
 @contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
+def _buffers_kept(model: nn.Module, what: str) -> Iterator[None]:
     """Refuse a model whose buffers change inside; they are put back."""
     before = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
     yield
@@ -89,7 +93,7 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
         model.get_submodule(layer)._buffers[own] = buffer.copy_(value)
     if changed:
         raise BadInput(
-            f"the model changes its buffer {changed[0]!r} when it trains, and buffers do not travel: "
+            f"the model changes its buffer {changed[0]!r} when it {what}, and buffers do not travel: "
             "replace the layer that holds it"
         )
 

@@ -25,9 +25,15 @@ def learning() -> Iterator[None]:
 def modal(model: nn.Module) -> bool:
     """Whether the model may compute something else in training mode: layers that do, and any that torch did not write.
 
-    Whoever reads `self.training` in a forward of their own is not found in another way.
+    Whoever reads `self.training` in a forward or a hook of their own is not found in another way.
     """
-    return any(isinstance(m, MODAL) or not type(m).__module__.startswith("torch.nn.") for m in model.modules())
+    return any(
+        isinstance(m, MODAL)
+        or m._forward_pre_hooks
+        or m._forward_hooks
+        or not type(m).__module__.startswith("torch.nn.")
+        for m in model.modules()
+    )
 
 
 @contextmanager

@@ -6,7 +6,18 @@ from torch import Tensor, nn
 
 from lrbpfl import trees
 from lrbpfl.core.checks import check
-from lrbpfl.core.network import Layer, caller, forward, init_params, inputs, maskable, parted
+from lrbpfl.core.network import (
+    Layer,
+    Weights,
+    caller,
+    forward,
+    init_params,
+    inputs,
+    maskable,
+    parted,
+    rows_of_classes,
+    unmasked,
+)
 from lrbpfl.core.objective import masked_network
 from lrbpfl.errors import BadInput
 from lrbpfl.models import cnn
@@ -17,12 +28,24 @@ from tests.core.networks import Residual, Tied, Transformer, kind
 class Recurrent(nn.Module):
     """Its LSTM keeps a second list of its weights, beside the parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[nn.LSTM | nn.GRU] = nn.LSTM) -> None:
         super().__init__()
-        self.lstm, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+        self.lstm, self.head = kind(3, 4, batch_first=True, bidirectional=True), nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.lstm(x)[0][:, -1])
+        logits: Tensor = self.head(self.lstm(x)[0].mean(1))
+        return logits
+
+
+class Cross(nn.Module):
+    """Attention whose keys and values have other widths than its queries: three projections instead of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(4, 2, kdim=3, vdim=2, batch_first=True), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.attention(x, x[..., :3], x[..., :2])[0].mean(1))
         return logits
 
 
@@ -53,12 +76,48 @@ def test_groups_are_noticed_shared_weights_take_one_mask_and_computed_ones_none(
     assert maskable(nn.Sequential(normed, nn.Linear(4, 2))) == {"1.weight": Layer(2, 4)}
 
 
+def test_recurrent_layers_and_separate_projections_take_masks() -> None:
+    lstm = {"ih_l0": Layer(16, 3), "hh_l0": Layer(16, 4), "ih_l0_reverse": Layer(16, 3), "hh_l0_reverse": Layer(16, 4)}
+    expected = {f"lstm.weight_{part}": layer for part, layer in lstm.items()} | {"head.weight": Layer(2, 8)}
+    assert maskable(Recurrent(), "auto") == expected
+    assert maskable(Recurrent(), "conv") == {}
+    projections = {"q": Layer(4, 4), "k": Layer(4, 3), "v": Layer(4, 2)}
+    assert maskable(Cross()) == {f"attention.{part}_proj_weight": layer for part, layer in projections.items()} | {
+        "attention.out_proj.weight": Layer(4, 4),
+        "head.weight": Layer(5, 4),
+    }
+    assert maskable(nn.GRUCell(3, 2)) == {"weight_ih": Layer(6, 3), "weight_hh": Layer(6, 2)}
+
+
+def test_weights_without_a_mask_are_named() -> None:
+    model = nn.Sequential(
+        nn.Embedding(5, 4), nn.Bilinear(4, 4, 4), nn.Conv1d(4, 4, 1), nn.LayerNorm(4), nn.Linear(4, 2)
+    )
+    assert unmasked(model, "all") == ["0.weight", "1.weight"]
+    assert unmasked(model) == ["0.weight", "1.weight", "2.weight"]
+    assert unmasked(Transformer()) == unmasked(Recurrent()) == []
+
+
 @pytest.mark.parametrize(
-    ("model", "shape"), [(Residual(), (2, 3, 6, 6)), (Transformer(), (2, 7, 3)), (Tied(), (2, 4))], ids=kind
+    ("model", "shape"),
+    [
+        (Residual(), (2, 3, 6, 6)),
+        (Transformer(), (2, 7, 3)),
+        (Tied(), (2, 4)),
+        (Recurrent(), (2, 5, 3)),
+        (Recurrent(nn.GRU), (2, 5, 3)),
+        (Cross(), (2, 5, 4)),
+    ],
+    ids=kind,
 )
-def test_every_layer_feels_its_mask(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Halving one layer's factors Q changes the logits as halving its weight does."""
+@pytest.mark.parametrize("frozen", [False, True])
+def test_every_layer_feels_its_mask(model: nn.Module, shape: tuple[int, ...], frozen: bool) -> None:
+    """Halving one layer's factors Q changes the logits as halving its weight does, on the ways that are fast too."""
+    model.requires_grad_(not frozen)
+    if frozen:
+        list(model.parameters())[-1].requires_grad_(True)
     W, x = init_params(model, generator(0, "W"), "kaiming"), torch.randn(shape, generator=generator(0, "x"))
+    own = {name: p.detach() for name, p in model.named_parameters()} | W
     network = masked_network(model, maskable(model), {name: torch.tensor([torch.inf]) for name in maskable(model)})
     places, ones = network.places, torch.ones(1, sum(network.places.sizes))
     plain = network.logits(W, ones, network.before(W, x))
@@ -67,7 +126,7 @@ def test_every_layer_feels_its_mask(model: nn.Module, shape: tuple[int, ...]) ->
         halved = [torch.full((size,), 0.5 if i == 2 * at else 1.0) for i, size in enumerate(places.sizes)]  # its Q
         other = network.logits(W, torch.cat(halved)[None], network.before(W, x))
         assert not torch.allclose(other, plain, atol=1e-4)
-        torch.testing.assert_close(other[0], forward(model, W | {name: W[name] / 2}, x))
+        torch.testing.assert_close(other[0], forward(model, W | {name: own[name] / 2}, x))
 
 
 def with_layer(layer: nn.Module) -> nn.Module:
@@ -198,6 +257,55 @@ def test_other_parameters_keep_the_templates_values() -> None:
     model = Residual()
     nn.init.constant_(model.norm.weight, 3.0)
     assert bool((init_params(model, generator(0), "kaiming")["norm.weight"] == 3).all())
+
+
+@pytest.mark.parametrize("weights", ["kaiming", "uniform", "template"])
+def test_frozen_parameters_stay_in_the_model(weights: Weights) -> None:
+    """They are not among those that train, and calls use the module's own; a missing one that trains is noticed."""
+    model, x = cnn(10), torch.randn(2, 3, 32, 32)
+    for name in ("conv1.weight", "conv1.bias", "fc2.weight", "fc3.bias"):
+        model.get_parameter(name).requires_grad_(False)
+    W = init_params(model, generator(0), weights)
+    assert list(W) == [name for name, p in model.named_parameters() if p.requires_grad]
+    assert torch.equal(W["fc2.bias"], model.get_parameter("fc2.bias")), "a layer with a frozen weight is not drawn anew"
+    loaded = cnn(10)
+    loaded.load_state_dict({**dict(model.state_dict()), **W})
+    torch.testing.assert_close(forward(model, W, x), loaded(x))
+    assert rows_of_classes(model, 10) == ("fc3.weight",)
+    with pytest.raises(KeyError):
+        forward(model, {name: p for name, p in W.items() if name != "fc1.weight"}, x)
+
+
+def test_a_frozen_linear_layer_of_a_plain_sequence_is_its_own() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.randn(4, 6)
+    model[0].requires_grad_(False)
+    W = init_params(model, generator(0), "kaiming")
+    assert list(W) == ["2.weight", "2.bias"]
+    torch.testing.assert_close(forward(model, W, x), torch.relu(model[0](x)) @ W["2.weight"].T)
+    with pytest.raises(KeyError):
+        forward(model, {"2.bias": W["2.bias"]}, x)
+
+
+def test_of_several_inputs_only_images_are_scaled() -> None:
+    mask, image = torch.ones(2, 5, dtype=torch.uint8), torch.full((2, 1, 3, 3), 255, dtype=torch.uint8)
+    seen = inputs((mask, image))
+    assert torch.equal(seen[0], mask) and torch.equal(seen[1], torch.ones(2, 1, 3, 3))
+
+
+class First(nn.Module):
+    """The outputs of a recurrent layer without its state."""
+
+    def forward(self, found: tuple[Tensor, ...]) -> Tensor:
+        return found[0][:, -1, :, None]
+
+
+def test_what_passes_between_the_layers_of_a_sequence_may_be_anything() -> None:
+    """Here a tuple whose parts have other rows than examples, where masks begin after it."""
+    model = nn.Sequential(nn.LSTM(3, 4, batch_first=True), First(), nn.Conv1d(4, 2, 1), nn.Flatten())
+    W, x = init_params(model, generator(0), "uniform"), torch.randn(5, 6, 3)
+    network = masked_network(model, maskable(model, "conv"), {"2.weight": torch.tensor([torch.inf])})
+    found = network.logits(W, torch.ones(1, sum(network.places.sizes)), network.before(W, x))
+    torch.testing.assert_close(found[0], forward(model, W, x))
 
 
 def test_pretrained_parameters_are_the_templates() -> None:
