@@ -79,7 +79,15 @@ class Federation:
             label_prior=label_prior,
             class_names=tuple(map(str, gathered.classes)),
         )
-        self._setup = Setup(self.algorithm, task, gathered.clients, seed=seed, device=device, classes=gathered.classes)
+        self._setup = Setup(
+            self.algorithm,
+            task,
+            gathered.clients,
+            seed=seed,
+            device=device,
+            classes=gathered.classes,
+            features=gathered.features,
+        )
         check_setup(self._setup)
         self._engine = {"workers": cores() if workers is None else workers, "device": device, "start": start}
         self._data = {

@@ -126,6 +126,47 @@ def tune(
     studies.tune(algorithm, vary or [], config, settings or [], out, grid=grid, seeds=seeds, quiet=quiet)
 
 
+ModelFactory = Annotated[
+    str | None, typer.Option("--model", help="module:callable that gives your own nn.Module, if it is not one of ours.")
+]
+
+
+@app.command()
+def onboard(
+    run: Annotated[Path, typer.Argument(help="A finished run, or the W-....safetensors of one.")],
+    data: Annotated[Path, typer.Option(help="The new client's data: .npz with x and y, .csv or .parquet.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file for its model; it must not exist yet.")],
+    name: Annotated[str, typer.Option(help="What the client is called.")] = "new",
+    label: Annotated[str | None, typer.Option(help="The label's column of a table.")] = None,
+    hold_out: Annotated[
+        float | None, typer.Option(help="Share of its examples that judge the model and make its sets; else a fifth.")
+    ] = None,
+    model: ModelFactory = None,
+    whole: Annotated[bool, typer.Option("--whole", help="Put the shared network into the file too.")] = False,
+) -> None:
+    """Make the model of a client that took no part: it fits what is its own; nothing is sent."""
+    from lrbpfl.cli import models
+
+    models.join(run, data, out, name, label=label, hold_out=hold_out, factory=model, whole=whole)
+
+
+@app.command()
+def predict(
+    file: Annotated[Path, typer.Argument(help="A client's .safetensors, or a finished run together with --client.")],
+    inputs: Annotated[Path, typer.Option("--input", "-i", help=".npz with x, .csv or .parquet; one row each.")],
+    client: Annotated[str | None, typer.Option(help="Whose model, if a run is given.")] = None,
+    kind: Annotated[str, typer.Option("--format", "-f", help="csv, json or parquet.")] = "csv",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; else the terminal.")] = None,
+    coverage: Annotated[float | None, typer.Option(help="Also sets that hold the truth so often, e.g. 0.9.")] = None,
+    confidence: Annotated[float | None, typer.Option(help="How sure that promise is to be, e.g. 0.95.")] = None,
+    model: ModelFactory = None,
+) -> None:
+    """Predict with a client's own model: labels, probabilities and how sure it is, row by row."""
+    from lrbpfl.cli import models
+
+    models.predict(file, inputs, client, kind=kind, out=out, coverage=coverage, confidence=confidence, factory=model)
+
+
 @app.command()
 def partition(config: ConfigFile = None, settings: Settings = None, as_json: AsJson = False) -> None:
     """Show which client would get what, without running anything."""

@@ -31,7 +31,7 @@ class Table(NamedTuple):
     def where(self, row: int, column: str, client: str | None = None) -> str:
         """The address of a cell in a sentence."""
         place = row if self.places is None else self.places[row]
-        whose = "" if client is None else f" (client {client!r})"
+        whose = "" if not client else f" (client {client!r})"
         return f"{self.name}: {self.word} {place}{whose}, column {column!r},"
 
 
@@ -77,6 +77,21 @@ def of_clients(
         parts.append(Part(owner, _inputs(table, features, owners), _labels(table, column, owners)))
     flat = all(part.x.ndim == 2 for part in parts)
     return assemble(name, parts, integers=integers, feature_names=tuple(features) if flat else None)
+
+
+def features_of(table: Table, wanted: Sequence[str] | None, besides: set[str]) -> Column:
+    """The features of somebody alone, (n, features): the columns that are wanted by name, or all but those named."""
+    wanted = wanted or _features(table, besides & table.columns.keys())
+    for name in wanted:
+        if name not in table.columns:
+            raise BadInput(f"{table.name} has no column {name!r}, which the model was trained on")
+    return _inputs(table, wanted, [""] * len(table.columns[wanted[0]]))
+
+
+def labels_of(table: Table, label: str | None) -> Column:
+    """The labels of somebody alone, (n,)."""
+    column = _named(table, "label", label or LABEL)
+    return _labels(table, column, [""] * len(table.columns[column]))
 
 
 def _named(table: Table, role: str, column: str) -> str:

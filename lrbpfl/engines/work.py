@@ -46,6 +46,7 @@ class Setup(NamedTuple):
     device: str = "cpu"
     paces: tuple[float, ...] = ()  # of the task in each round; 1 in rounds beyond them
     classes: tuple[int | str, ...] | None = None  # (num_classes,) labels as their owners write them; None: 0, 1, ...
+    features: tuple[str, ...] | None = None  # the names of the columns that inputs were, if they came from tables
 
     @property
     def training(self) -> range:

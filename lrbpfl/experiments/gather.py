@@ -25,6 +25,7 @@ class Gathered(NamedTuple):
 
     clients: tuple[ClientData, ...]
     classes: tuple[Label, ...]
+    features: tuple[str, ...] | None  # names of columns, where inputs came from tables
     remarks: tuple[str, ...]
 
 
@@ -61,7 +62,12 @@ def gather(
         said.append(
             f"{hold_out:.0%} of each client's examples, chosen by seed {seed}, test its model (test= brings others)"
         )
-    return Gathered(tuple(_standardised(list(parted.values()), standardise)), source.classes, tuple(said))
+    return Gathered(
+        clients=tuple(_standardised(list(parted.values()), standardise)),
+        classes=source.classes,
+        features=source.dataset.feature_names if source.dataset else None,
+        remarks=tuple(said),
+    )
 
 
 def _read(source: Any, client: str | None, label: str | None, integers: Integers) -> Source:

@@ -16,14 +16,16 @@ from torch import Tensor, nn
 from lrbpfl import algorithms, trees
 from lrbpfl.algorithms.protocol import Algorithm, Task
 from lrbpfl.data.scaling import Scaling
-from lrbpfl.engines.work import one_thread
+from lrbpfl.data.table_files import frame_table, is_frame
+from lrbpfl.data.tables import features_of
+from lrbpfl.engines.work import Setup, one_thread
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce, tempering
 from lrbpfl.metrics.conformal import Promise, needed, promise_of, too_few
 from lrbpfl.metrics.predictions import Floats
 from lrbpfl.personal import files, identity
 from lrbpfl.personal.files import FORMAT, Document
-from lrbpfl.personal.signature import as_inputs, checked, example, shape_of
+from lrbpfl.personal.signature import as_inputs, checked, example, shape_of, signature
 from lrbpfl.rng import Address, generator
 
 Class = int | str  # a label as its owner writes it
@@ -64,6 +66,7 @@ class PersonalModel:
         self.algorithm = algorithm_of(own.about, where)
         self.inputs = checked(own.about.get("inputs"), where)
         self.classes = classes_of(own.about, where)
+        self.features = features_in(own.about)
         self.task = task_of(own.about, model, where)
         self._tree = self._assembled(where)
         self._try(where)
@@ -78,6 +81,8 @@ class PersonalModel:
 
         `set` keeps a promise of this coverage, on average over calibration sets, or with this confidence.
         """
+        if self.features and is_frame(x):
+            x = features_of(frame_table(x, "the table"), self.features, set())
         p = self.predictions(as_inputs(x, self.inputs))
         said = Prediction(p.probs, p.total, p.aleatoric, p.epistemic, self.classes)
         kept = self._own.tensors.get("calibration", torch.zeros(0)).double().numpy()
@@ -241,6 +246,12 @@ def classes_of(about: Mapping[str, Any], where: str) -> tuple[Class, ...]:
     return tuple(found or ())
 
 
+def features_in(about: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The names of the columns that a model takes in, in their order; None if it was not trained on tables."""
+    found = about.get("features")
+    return tuple(map(str, found)) if isinstance(found, list) and found else None
+
+
 def task_of(about: Mapping[str, Any], model: nn.Module | None, where: str) -> Task:
     """The task of a description, as far as a single client needs it."""
     classes, shape = classes_of(about, where), shape_of(checked(about.get("inputs"), where))
@@ -261,17 +272,18 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("lrbpfl", "torch")}
 
 
-def description(
-    kind: str, name: str, algorithm: Algorithm, task: Task, inputs: Any, classes: tuple[Class, ...] | None
-) -> dict[str, Any]:
-    """What files of a federation have in common."""
+def description(kind: str, name: str, setup: Setup) -> dict[str, Any]:
+    """What all files of a federation say."""
+    algorithm, task, clients, *_ = setup
+    inputs = signature(clients[0].train.x)
     return {
         "format": FORMAT,
         "kind": kind,
         "versions": versions(),
         "algorithm": {"name": name, "fields": dataclasses.asdict(algorithm)},
         "label_prior": task.label_prior or 0.0,
-        "classes": list(classes or task.class_names or range(task.num_classes)),
+        "classes": list(setup.classes or task.class_names or range(task.num_classes)),
+        "features": None if setup.features is None else list(setup.features),
         "model": identity.describe(task.model, task.num_classes, shape_of(inputs)),
         "inputs": inputs,
     }

@@ -18,12 +18,14 @@ from lrbpfl.core.inputs import length, take
 from lrbpfl.data.labels import Label, as_labels
 from lrbpfl.data.scaling import Scaling, fit
 from lrbpfl.data.splits import split
+from lrbpfl.data.table_files import frame_table, is_frame
+from lrbpfl.data.tables import features_of
 from lrbpfl.engines.work import one_thread, own_part
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import scores
 from lrbpfl.personal import files
 from lrbpfl.personal.files import Document
-from lrbpfl.personal.model import PersonalModel, algorithm_of, classes_of, message_of, task_of
+from lrbpfl.personal.model import PersonalModel, algorithm_of, classes_of, features_in, message_of, task_of
 from lrbpfl.personal.pack import Parts, Told, personal_document
 from lrbpfl.personal.signature import as_inputs, checked
 from lrbpfl.rng import generator, numpy_generator
@@ -105,6 +107,9 @@ def _share(asked: float | None, n: int) -> float:
 
 
 def _data(about: dict[str, Any], x: Any, y: Any, classes: tuple[Label, ...], where: str) -> Data:
+    names = features_in(about)
+    if names and is_frame(x):
+        x = features_of(frame_table(x, "the table"), names, set())
     inputs = as_inputs(x, checked(about.get("inputs"), where))
     labels = as_labels(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, "the new client")
     if length(inputs) != len(labels) or not len(labels):

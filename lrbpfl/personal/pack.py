@@ -14,7 +14,6 @@ from lrbpfl.metrics import Predictions
 from lrbpfl.metrics.conformal import label_scores
 from lrbpfl.personal.files import Document
 from lrbpfl.personal.model import description, message_of
-from lrbpfl.personal.signature import signature
 from lrbpfl.rng import Address
 from lrbpfl.trees import Tree
 
@@ -42,10 +41,10 @@ class Parts(NamedTuple):
 
 def shared_document(setup: Setup, name: str, server: Tree) -> Document:
     """What all clients have in common: the message that somebody new would get, and what it takes to use it."""
-    algorithm, task, clients, *_ = setup
+    algorithm, task, *_ = setup
     newcomer = algorithm.broadcast(task, server, len(setup.training))
     tensors = {f"message/{name}": leaf.detach().cpu() for name, leaf in trees.named_leaves(newcomer)}
-    about = description("shared", name, algorithm, task, signature(clients[0].train.x), setup.classes)
+    about = description("shared", name, setup)
     return Document({**about, "clients": len(setup.training), "seed": setup.seed}, tensors)
 
 

@@ -1,0 +1,181 @@
+"""The commands about one client's model: onboard, predict."""
+
+import csv
+import io
+import json
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from torch import nn
+
+from lrbpfl.data.table_files import SUFFIXES, read_table
+from lrbpfl.data.tables import CLIENT, LABEL, features_of, labels_of
+from lrbpfl.disk import write_file
+from lrbpfl.errors import BadInput
+from lrbpfl.personal import files
+from lrbpfl.personal.model import PersonalModel, Prediction, features_in, load
+from lrbpfl.personal.onboarding import FEWEST, find_shared, onboard
+
+FORMATS = ("csv", "json", "parquet")
+
+
+def join(
+    run: Path,
+    data: Path,
+    out: Path,
+    name: str,
+    *,
+    label: str | None,
+    hold_out: float | None,
+    factory: str | None,
+    whole: bool,
+) -> None:
+    """Make a new client's model from a finished run and its own data; nothing leaves this machine."""
+    if out.exists():
+        raise BadInput(f"{out} exists already: name another file with --out")
+    x, y = _labelled(data, label, _features_at(run))
+    began = time.perf_counter()
+    with Console(stderr=True).status(f"{name} fits its own part to {len(y)} examples"):
+        made = onboard(run, x, y, model=model_of(factory), name=name, hold_out=hold_out)
+        made.save(out, whole=whole)
+    seconds = time.perf_counter() - began
+    print(f"{name}: {out}, made in {seconds:.1f} s from {made.about['examples']} examples; nothing was sent.")
+    print(_judgement(made, len(y)))
+
+
+def predict(
+    file: Path,
+    data: Path,
+    client: str | None,
+    *,
+    kind: str,
+    out: Path | None,
+    coverage: float | None,
+    confidence: float | None,
+    factory: str | None,
+) -> None:
+    """What a client's model says of a file of inputs, one row each."""
+    if kind not in FORMATS:
+        raise BadInput(f"--format {kind}: give one of {', '.join(FORMATS)}")
+    if kind == "parquet" and out is None:
+        raise BadInput("--format parquet is not text: name a file with --out")
+    model = load(file, client=client, model=model_of(factory))
+    given = _inputs(data, model.features)
+    said = model.predict(given) if coverage is None else model.predict(given, coverage=coverage, confidence=confidence)
+    rows = _rows(said, sets=coverage is not None)
+    text = _WRITERS[kind](rows)
+    if out is None:
+        sys.stdout.write(text.decode())
+    else:
+        write_file(out, text, private=True)
+
+
+def model_of(factory: str | None) -> nn.Module | None:
+    """The model that a callable gives, named as module:callable; None if none is named."""
+    if factory is None:
+        return None
+    module, colon, name = factory.partition(":")
+    sys.path.insert(0, "")  # where the command was called, as `python -m` has it
+    try:
+        made = getattr(import_module(module), name)() if colon else None
+    except Exception as error:  # somebody's own code
+        raise BadInput(f"--model {factory!r} cannot be had: {type(error).__name__}: {error}") from None
+    if not isinstance(made, nn.Module):
+        raise BadInput(
+            f"--model {factory!r} is not of the form module:callable with a callable that gives an nn.Module"
+        )
+    return made
+
+
+def _judgement(made: PersonalModel, given: int) -> str:
+    """How good a new model is, or why nobody knows."""
+    scores, judged = made.about["scores"], made.about["judged"]
+    if not scores:
+        few = f"{given} examples are too few to hold any out: " if given < FEWEST else "nothing was held out: "
+        return f"{few}nothing is known of how good this model is."
+    return (
+        f"On {judged['examples']} examples that it did not train on: accuracy {scores['accuracy']:.1%}, "
+        f"NLL {scores['nll']:.3f}, ECE {scores['ece']:.3f} (floor {scores['ece_floor']:.3f}: what a perfectly "
+        "calibrated model would score on so few)."
+    )
+
+
+def _features_at(run: Path) -> tuple[str, ...] | None:
+    return features_in(files.read(find_shared(run), "shared").about)
+
+
+def _labelled(path: Path, label: str | None, features: tuple[str, ...] | None) -> tuple[Any, Any]:
+    if path.suffix.lower() in SUFFIXES:
+        table = read_table(path)
+        return features_of(table, features, {label or LABEL, CLIENT}), labels_of(table, label)
+    arrays = _arrays(path)
+    if not {"x", "y"} <= arrays.keys():
+        raise BadInput(f"{path} has the arrays {', '.join(arrays) or 'none'}, and needs x and y")
+    return arrays["x"], arrays["y"]
+
+
+def _inputs(path: Path, features: tuple[str, ...] | None) -> Any:
+    if path.suffix.lower() in SUFFIXES:
+        return features_of(read_table(path), features, {LABEL, CLIENT})
+    arrays = _arrays(path)
+    if "x" in arrays:
+        return arrays["x"]
+    return arrays  # named inputs of a model that takes several
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            found = np.load(stream, allow_pickle=False)
+            if not isinstance(found, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
+            return {key: found[key] for key in found.files}
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path}") from None
+    except Exception as error:  # NumPy raises many things over broken files
+        raise BadInput(f"{path} cannot be read as a .csv, .parquet or .npz file of plain arrays ({error})") from None
+
+
+def _rows(said: Prediction, *, sets: bool) -> list[dict[str, Any]]:
+    """One row for each input: label, uncertainties, the probability of each class, and the set if it was asked for."""
+    rows = []
+    held = said.set if sets else None
+    for i, label in enumerate(said.label.tolist()):
+        row = {"label": label, "total": said.total[i], "aleatoric": said.aleatoric[i], "epistemic": said.epistemic[i]}
+        if held is not None:
+            row["set"] = " | ".join(map(str, held[i]))
+        row |= {f"p[{name}]": p for name, p in zip(said.classes, said.probability[i].tolist(), strict=True)}
+        rows.append({key: float(value) if isinstance(value, np.floating) else value for key, value in row.items()})
+    return rows
+
+
+def _csv(rows: list[dict[str, Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _json(rows: list[dict[str, Any]]) -> bytes:
+    return (json.dumps(rows, indent=1) + "\n").encode()
+
+
+def _parquet(rows: list[dict[str, Any]]) -> bytes:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise BadInput("--format parquet needs pyarrow: pip install 'lrbpfl[parquet]'") from None
+    sink = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows), sink)
+    return sink.getvalue()
+
+
+_WRITERS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {"csv": _csv, "json": _json, "parquet": _parquet}
