@@ -27,6 +27,7 @@ class ClientData(NamedTuple):
     train: Data
     test: Data
     calibration: Data | None = None  # kept from training: what temperatures are fitted on
+    scaling: tuple[Tensor, Tensor] | None = None  # mean and spread by which its inputs were standardised before
 
 
 class Setup(NamedTuple):

@@ -1,6 +1,7 @@
 """Run a configuration into a directory, and go on with one that was cut off."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +12,9 @@ from safetensors.torch import save
 from lrbpfl import trees
 from lrbpfl.engines.loop import Observer, Round, federate
 from lrbpfl.engines.work import Evaluated, Setup, fresh_state, granted
-from lrbpfl.experiments.build import alphas_of_new, build_engine, build_setup
+from lrbpfl.experiments.build import alphas_of_new, build, build_engine, cohort_of
 from lrbpfl.experiments.config import Config
+from lrbpfl.experiments.deal import NewKind
 from lrbpfl.experiments.store import Run, write_file
 from lrbpfl.metrics import Predictions, scores, summarise, tempering
 from lrbpfl.rng import generator
@@ -44,7 +46,7 @@ def resume(path: Path, progress: Progress, *, loading: bool = False) -> dict[str
     if (path / "summary.json").exists():
         progress.opened(run, config)
         return read_summary(path)
-    return _go(run, config, build_setup(config, progress=loading), progress)
+    return _go(run, config, build(config, progress=loading).setup, progress)
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
         for round in federate(
             engine,
             rounds=config.federation.rounds,
-            cohort=config.federation.cohort,
+            cohort=cohort_of(config.federation, len(setup.training)),
             evaluate_every=config.federation.evaluate_every,
             start=(checkpoint.rounds, checkpoint.server) if checkpoint else None,
             observe=progress.client,
@@ -128,14 +130,14 @@ def _tempered(round: Round, temperatures: Mapping[int, float]) -> Round:
 
 
 def _record(
-    run: Run, config: Config, round: Round, temperatures: Mapping[int, float], alphas: Mapping[int, float]
-) -> tuple[dict[str, float], dict[float, dict[str, float]]]:
+    run: Run, config: Config, round: Round, temperatures: Mapping[int, float], alphas: Mapping[int, NewKind]
+) -> tuple[dict[str, float], dict[NewKind, dict[str, float]]]:
     """Write a round into the record; the pooled scores of the training clients and of the new ones, if judged."""
     seed = config.federation.seed
     predictions = {k: e.result.predictions for k, e in round.evaluations.items() if e.result}
     per_client = {k: scores(p, seed=seed, path=(k,)) for k, p in predictions.items()}
 
-    def pool(alpha: float | None) -> dict[str, float]:
+    def pool(alpha: NewKind | None) -> dict[str, float]:
         some = [k for k in predictions if alphas.get(k) == alpha]
         return summarise({k: predictions[k] for k in some}, {k: per_client[k] for k in some}, seed=seed) if some else {}
 
@@ -149,11 +151,11 @@ def _lines(
     round: Round,
     per_client: Mapping[int, Mapping[str, float]],
     pooled: Mapping[str, float],
-    alphas: Mapping[int, float],
+    alphas: Mapping[int, NewKind],
 ) -> Iterator[dict[str, Any]]:
     """One line per client and metric is the primary record; lines without a client are about the whole round.
 
-    Lines about new clients say so, by their alpha.
+    Lines about new clients say so, by their alpha, or "sites" for whole ones.
     """
     number = round.t + 1
 
@@ -174,7 +176,7 @@ def _lines(
         yield {"round": number, "metric": metric, "value": value}
 
 
-def _save_results(run: Run, setup: Setup, round: Round, alphas: Mapping[int, float]) -> None:
+def _save_results(run: Run, setup: Setup, round: Round, alphas: Mapping[int, NewKind]) -> None:
     """Names, the last round's predictions, and every client's own model as far as it is its own."""
     _write_names(run.path / "clients.json", (client.name for client in setup.clients))
     if setup.task.class_names is not None:
@@ -196,10 +198,10 @@ def _same(shared: dict[str, torch.Tensor], name: str, leaf: torch.Tensor) -> boo
     return shared.setdefault(name, leaf) is leaf
 
 
-def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, float]) -> dict[str, torch.Tensor]:
+def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, NewKind]) -> dict[str, torch.Tensor]:
     """Everybody's predictions as one table: client, label, mean probabilities, total and aleatoric uncertainty.
 
-    Where there are new clients, a column more: their alpha, and 0 for training clients.
+    Where there are new clients, a column more: their alpha, NaN for whole sites, and 0 for training clients.
     """
 
     def rows(field: Callable[[int, Predictions], Any]) -> torch.Tensor:
@@ -213,7 +215,8 @@ def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, float]) -> d
         "aleatoric": rows(lambda k, p: p.aleatoric).float(),
     }
     if alphas:
-        table["new_alpha"] = rows(lambda k, p: torch.full((len(p.y),), alphas.get(k, 0.0), dtype=torch.float64))
+        shown = {k: math.nan if kind == "sites" else kind for k, kind in alphas.items()}
+        table["new_alpha"] = rows(lambda k, p: torch.full((len(p.y),), shown.get(k, 0.0), dtype=torch.float64))
     return table
 
 
@@ -223,7 +226,7 @@ def _summarise(
     setup: Setup,
     last: Round,
     pooled: Mapping[str, float],
-    pooled_new: Mapping[float, Mapping[str, float]],
+    pooled_new: Mapping[NewKind, Mapping[str, float]],
 ) -> dict[str, Any]:
     """Write summary.json, the last thing a run does: {algorithm: scores and costs}, new clients apart, by alpha."""
     record = run.read_record()
