@@ -95,6 +95,7 @@ class Federation:
             "partition": "natural",
             "clients": len(gathered.clients),
             "calibration_fraction": float(calibration),
+            "standardise": standardise,
         }
         self._path: Path | None = None
         self._say(*gathered.remarks)

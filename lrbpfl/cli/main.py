@@ -203,6 +203,19 @@ def doctor() -> None:
     measure.doctor()
 
 
+@app.command()
+def keys(
+    which: Annotated[
+        str | None, typer.Argument(metavar="[WHICH]", help="A section, an algorithm or a key: data, algorithm.fedavg.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what can be set, with what each key takes, its default and its meaning."""
+    from lrbpfl.cli import keys as listing
+
+    listing.show(which, as_json=as_json)
+
+
 paper_app = typer.Typer(help="The paper's tables and figures, beside what it prints.", no_args_is_help=True)
 app.add_typer(paper_app, name="paper")
 Items = Annotated[list[str], typer.Argument(metavar="ITEM...", help="Names from `lrbpfl paper list`, or: all.")]

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 
 from rich import box
 from rich.console import Console
@@ -68,7 +69,8 @@ def run(
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     first = f" --first-seed {seeds.start}" if seeds.start else ""
-    tables = f"lrbpfl paper report --scale {scale}{first}"
+    where = "" if out == Path("runs/paper") else f" --runs {quote(str(out))}"
+    tables = f"lrbpfl paper report --scale {scale}{first}{where}"
     print(f"In {out}: a directory for each of {len(cells)} runs. Their tables: {tables}")
     if failures:
         sys.exit(1)

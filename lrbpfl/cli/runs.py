@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.console import Console
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.cli.progress import Display
 from lrbpfl.experiments import comparison, config, runner, tracking
-from lrbpfl.experiments.build import build_setup
+from lrbpfl.experiments.build import build
 from lrbpfl.experiments.store import Run, refuse_existing
 from lrbpfl.reports.collect import collect
 from lrbpfl.reports.tables import best_of, footnote, new_clients_table, promises_table, summary_table
@@ -36,7 +37,9 @@ def run(
     made = config.parse(tables)
     out = out or _fresh(f"{made.algorithm_name}-{made.data.dataset}")
     refuse_existing(out)  # before data are loaded, which may take long
-    setup = build_setup(made, progress=not quiet)
+    made, setup, remarks = build(made, progress=not quiet)
+    for sentence in remarks:
+        remark(sentence)
     with resumable(out, _go_on(track)), Display(quiet=quiet, track=track) as display:
         summary = runner.start(made, out, setup, display.progress(made.algorithm_name, made))
     _tell(summary, out)
@@ -58,7 +61,7 @@ def compare(
     out = out or _fresh(f"compare-{next(iter(configs.values())).data.dataset}")
     refuse_existing(out)
     with resumable(out, _go_on(track)), Display(quiet=quiet, track=track) as display:
-        summary = comparison.compare(configs, out, display.progress, loading=not quiet)
+        summary = comparison.compare(configs, out, display.progress, loading=not quiet, tell=remark)
     _tell(summary, out)
 
 
@@ -75,6 +78,11 @@ def resume(directory: Path, *, quiet: bool, track: str | None) -> None:
     _tell(summary, directory)
 
 
+def remark(sentence: str) -> None:
+    """Say something about the data that is allowed, but may not be meant."""
+    print(f"note: {sentence}", file=sys.stderr)
+
+
 @contextmanager
 def resumable(directory: Path, how: str = "lrbpfl resume {}") -> Iterator[None]:
     """Ctrl-C leaves a run that can go on; say so, and how."""
@@ -82,7 +90,7 @@ def resumable(directory: Path, how: str = "lrbpfl resume {}") -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if directory.exists():
-            print(f"interrupted; go on with: {how.format(directory)}", file=sys.stderr)
+            print(f"interrupted; go on with: {how.format(quote(str(directory)))}", file=sys.stderr)
         sys.exit(130)
 
 
@@ -114,4 +122,4 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
     several = f"summary.json, and a directory for each algorithm with {files}"
     where = f"In {out}: {several if comparison.is_comparison(out) else files}."
     console.print(where, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"A page about it: lrbpfl report {out}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"A page about it: lrbpfl report {quote(str(out))}", soft_wrap=True, markup=False, highlight=False)

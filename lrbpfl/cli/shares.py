@@ -9,10 +9,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lrbpfl.data import Dataset, Split, load, permutations
+from lrbpfl.cli.runs import remark
+from lrbpfl.data import Dataset, Split, permutations
 from lrbpfl.experiments import config
-from lrbpfl.experiments.config import DataSection
+from lrbpfl.experiments.build import data_remarks, load_data
 from lrbpfl.experiments.deal import Group, deal_groups, shift_group, train_fraction
+from lrbpfl.experiments.sections import DataSection
 
 SHADES = " ░▒▓█"
 FEW = 20  # classes, that each have a column
@@ -22,9 +24,11 @@ Counts = np.ndarray[tuple[int], np.dtype[np.int64]]  # (classes,)
 def show(file: Path | None, settings: Iterable[str], *, as_json: bool) -> None:
     """A row per client: how many examples it has, of which classes."""
     made = config.parse(config.override(config.read(file) if file else {}, settings))
-    dataset = load(made.data.dataset, progress=not as_json)
+    dataset = load_data(made.data, progress=not as_json)
     seed = made.federation.seed
     groups = deal_groups(dataset, made.data, seed)
+    for sentence in data_remarks(dataset, made.data, groups[0]):
+        remark(sentence)
     if as_json:
         print(json.dumps({name: row for group in groups for name, row in _rows(dataset, group, made.data, seed)}))
         return
@@ -36,7 +40,9 @@ def show(file: Path | None, settings: Iterable[str], *, as_json: bool) -> None:
     clients = len(groups[0].splits)
     console.print(f"{clients} clients, {first} examples of {len(dataset.y)}, seed {seed}")
     console.print(_split_line(dataset, made.data), *_shift_lines(dataset, made.data, seed), sep="\n")
-    if new:
+    if groups[-1].new_alpha == "sites":
+        console.print(f"{len(groups[-1].splits)} new clients, the last ones above: {new[0]} examples")
+    elif new:
         alphas = ", ".join(map(str, made.data.new_alpha))
         console.print(
             f"{made.data.new_clients} new clients for alpha {alphas}: {new[0]} other examples, dealt each time"

@@ -1,7 +1,9 @@
 """From a configuration to everything a run needs: data dealt to clients, task, engine."""
 
+import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data, pace
-from lrbpfl.data import Dataset, Split, corrupt, load
+from lrbpfl.data import Dataset, Scaling, Split, corrupt, load, remarks, scaling
 from lrbpfl.data.partition import Indices
 from lrbpfl.engines import registry as engines
 from lrbpfl.engines.loop import Engine
@@ -19,28 +21,71 @@ from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.work import ClientData, Setup, check_setup
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import promises
-from lrbpfl.experiments.config import OWN, Config, DataSection, FederationSection
-from lrbpfl.experiments.deal import Group, deal_groups, shift_group
+from lrbpfl.experiments.config import OWN, Config
+from lrbpfl.experiments.deal import Group, NewKind, deal_groups, is_natural, settled, shift_group
+from lrbpfl.experiments.sections import COHORT, DataSection, FederationSection
 from lrbpfl.models import MODELS
 
 
-def build_setup(config: Config, *, progress: bool = False) -> Setup:
+class Built(NamedTuple):
+    """A configuration in which nothing is left open, what it runs on, and what is worth saying about the data."""
+
+    config: Config
+    setup: Setup
+    remarks: list[str]
+
+
+def build(config: Config, *, progress: bool = False) -> Built:
     """Load and deal the data, make the model; everything that can be wrong is found out here."""
     if config.federation.model == OWN:
         raise BadInput(
             "this run's data and model came from Python: go on with Federation(...).fit(directory=...) there"
         )
-    dataset = load(config.data.dataset, progress=progress)
-    training, *new = deal_groups(dataset, config.data, config.federation.seed)
-    trainers = len(training.splits)
-    if config.federation.cohort > trainers:
-        raise BadInput(f"federation.cohort = {config.federation.cohort}: there are only {trainers} clients")
+    dataset = load_data(config.data, progress=progress)
+    data = settled(dataset, config.data, config.federation.seed)
+    groups = deal_groups(dataset, data, config.federation.seed)
+    cohort = cohort_of(config.federation, len(groups[0].splits))
+    federation = config.federation.model_copy(update={"cohort": cohort})
+    config = dataclasses.replace(config, data=data, federation=federation)
+    found = data_remarks(dataset, data, groups[0])
+    return Built(config=config, setup=_setup(config, dataset, groups, progress), remarks=found)
+
+
+def build_setup(config: Config, *, progress: bool = False) -> Setup:
+    """What a configuration runs on."""
+    return build(config, progress=progress).setup
+
+
+def load_data(config: DataSection, *, progress: bool = False) -> Dataset:
+    """The data that a configuration names."""
+    return load(config.dataset, progress=progress, client=config.client_column, label=config.label_column)
+
+
+def cohort_of(config: FederationSection, clients: int) -> int:
+    """How many of these clients take part in a round."""
+    if config.cohort is not None and config.cohort > clients:
+        raise BadInput(f"federation.cohort = {config.cohort}: there are only {clients} clients")
+    return min(COHORT, clients) if config.cohort is None else config.cohort
+
+
+def data_remarks(dataset: Dataset, config: DataSection, training: Group) -> list[str]:
+    """What is worth saying about the data: of clients only where they are the data's own."""
+    train = np.concatenate([part.train for part in training.splits.values()])
+    kept = dataset if is_natural(dataset, config) else dataset._replace(owner=None)
+    return remarks(kept, train=train, standardise=config.standardise)
+
+
+def _setup(config: Config, dataset: Dataset, groups: list[Group], progress: bool) -> Setup:
+    training, seed = groups[0], config.federation.seed
     clients: list[ClientData] = []
-    public = None
-    for group in (training, *new):
-        own = _corrupted(dataset, group, config.federation.seed, progress)
-        own = shift_group(own, group, config.data, config.federation.seed)
-        clients += _clients(own, group, config.federation.evaluate_on)
+    public = common = None
+    for group in groups:
+        own = _corrupted(dataset, group, seed, progress)
+        own = shift_group(own, group, config.data, seed)
+        if group is training and config.data.standardise == "pooled":
+            common = _pooled(own, group)
+        own, scalings = _standardised(own, group, config.data, common)
+        clients += _clients(own, group, config.federation.evaluate_on, scalings)
         if group is training:
             public = _public(own, group.splits.values(), config.data)
     asked = config.federation
@@ -51,7 +96,7 @@ def build_setup(config: Config, *, progress: bool = False) -> Setup:
         num_classes=dataset.num_classes,
         label_prior=config.federation.label_prior or 0.0,
         public=public,
-        num_clients=trainers,
+        num_clients=len(training.splits),
         class_names=dataset.class_names,
     )
     setup = Setup(
@@ -84,10 +129,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def alphas_of_new(config: DataSection, training: int) -> dict[int, float]:
-    """The alpha of every new client by its id; their ids follow those of the training clients."""
-    alphas = np.repeat(config.new_alpha, config.new_clients).tolist()
-    return {training + i: alpha for i, alpha in enumerate(alphas)}
+def alphas_of_new(config: DataSection, training: int) -> dict[int, NewKind]:
+    """The alpha of every new client by its id, or "sites"; their ids follow those of the training clients."""
+    kinds: list[NewKind] = ["sites" for _ in config.new_sites]
+    kinds += np.repeat(config.new_alpha, config.new_clients).tolist()
+    return {training + i: kind for i, kind in enumerate(kinds)}
 
 
 def _corrupted(dataset: Dataset, group: Group, seed: int, progress: bool) -> Dataset:
@@ -103,13 +149,41 @@ def _corrupted(dataset: Dataset, group: Group, seed: int, progress: bool) -> Dat
     return dataset._replace(x=x)
 
 
-def _clients(dataset: Dataset, group: Group, judged: str) -> list[ClientData]:
+def _pooled(dataset: Dataset, group: Group) -> Scaling:
+    """The scaling of all these clients' training parts, from their sums."""
+    _check_scalable(dataset, "pooled")
+    return scaling.pooled(scaling.sums(_take(dataset, part.train).x) for part in group.splits.values())
+
+
+def _standardised(
+    dataset: Dataset, group: Group, config: DataSection, common: Scaling | None
+) -> tuple[Dataset, dict[str, Scaling]]:
+    """The dataset with these clients' inputs standardised, and by what: the common scaling, or that of each one."""
+    if config.standardise == "no":
+        return dataset, {}
+    _check_scalable(dataset, config.standardise)
+    x, found = dataset.x.clone(), {}
+    for name, part in group.splits.items():
+        own = torch.from_numpy(np.concatenate(part))
+        found[name] = common or scaling.fit(_take(dataset, part.train).x)
+        x[own] = found[name].apply(dataset.x[own])
+    return dataset._replace(x=x), found
+
+
+def _check_scalable(dataset: Dataset, how: str) -> None:
+    if not dataset.x.is_floating_point():
+        kind = "images, which are brought to one scale anyway" if dataset.x.dtype == torch.uint8 else "tokens"
+        raise BadInput(f"data.standardise = {how!r} is for features, and {dataset.name!r} holds {kind}: leave it out")
+
+
+def _clients(dataset: Dataset, group: Group, judged: str, scalings: Mapping[str, Scaling]) -> list[ClientData]:
     return [
         ClientData(
             name=name,
             train=_take(dataset, part.train),
             test=_take(dataset, part._asdict()[judged]),
             calibration=_take(dataset, part.calibration) if len(part.calibration) else None,
+            scaling=scalings.get(name),
         )
         for name, part in group.splits.items()
     ]
@@ -119,10 +193,7 @@ def _public(dataset: Dataset, splits: Iterable[Split], config: DataSection) -> T
     """The inputs that clients gave to the server, without labels."""
     if not config.public_fraction:
         return dataset.x[:0].clone()  # a view would keep the whole dataset
-    chosen = np.concatenate([part.public for part in splits])
-    if not len(chosen):
-        raise BadInput(f"data.public_fraction = {config.public_fraction} of each client's training examples is none")
-    return dataset.x[torch.from_numpy(chosen)]
+    return dataset.x[torch.from_numpy(np.concatenate([part.public for part in splits]))]
 
 
 def _take(dataset: Dataset, indices: Indices) -> Data:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lrbpfl.experiments.build import build_setup
+from lrbpfl.experiments.build import build
 from lrbpfl.experiments.config import Config
 from lrbpfl.experiments.runner import Progress, resume, start
 from lrbpfl.experiments.store import fingerprint
@@ -43,8 +43,8 @@ def run_cells(
             if folder.exists():
                 summary = resume(folder, progress(label, config), loading=loading)
             else:
-                setup = build_setup(config, progress=loading)
-                summary = start(config, folder, setup, progress(label, config))
+                built = build(config, progress=loading)
+                summary = start(built.config, folder, built.setup, progress(label, config))
         except Exception as error:
             yield label, Cell(path=folder, scores={}, failure=f"{type(error).__name__}: {error}")
             continue

@@ -1,5 +1,6 @@
 """Several algorithms on identical clients, splits and seeds: a directory of runs."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any
 
 from lrbpfl.algorithms.protocol import wishes_of
 from lrbpfl.disk import write_file
-from lrbpfl.engines.work import Setup, check_setup
+from lrbpfl.engines.work import check_setup
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.build import build_setup
-from lrbpfl.experiments.config import Config, DataSection, make_algorithm, parse, unknown
+from lrbpfl.experiments.build import Built, build
+from lrbpfl.experiments.config import Config, make_algorithm, parse, unknown
 from lrbpfl.experiments.runner import Progress, resume, start
+from lrbpfl.experiments.sections import DataSection
 from lrbpfl.experiments.store import create_directory, read_tables, versions
 
 
@@ -39,26 +41,36 @@ def plan(tables: Mapping[str, Any], names: Sequence[str]) -> dict[str, Config]:
 
 
 def compare(
-    configs: Mapping[str, Config], path: Path, progress: Callable[[str, Config], Progress], *, loading: bool = False
+    configs: Mapping[str, Config],
+    path: Path,
+    progress: Callable[[str, Config], Progress],
+    *,
+    loading: bool = False,
+    tell: Callable[[str], None] = lambda remark: None,
 ) -> dict[str, Any]:
-    """A new comparison; its summary."""
-    setups = _setups(configs, loading=loading)
-    create_directory(path, _tables(configs))
+    """A new comparison; its summary. What is worth saying about the data is told before it begins."""
+    built = _built(configs, loading=loading)
+    create_directory(path, _tables({name: of_one.config for name, of_one in built.items()}))
+    for remark in dict.fromkeys(remark for of_one in built.values() for remark in of_one.remarks):
+        tell(remark)
     summary: dict[str, Any] = {}
-    for name, config in configs.items():
-        summary |= start(config, _folder(path, name), setups[name], progress(name, config))
+    for name, (config, setup, _) in built.items():
+        summary |= start(config, _folder(path, name), setup, progress(name, config))
     return _finish(path, summary)
 
 
-def _setups(configs: Mapping[str, Config], *, loading: bool) -> dict[str, Setup]:
+def _built(configs: Mapping[str, Config], *, loading: bool) -> dict[str, Built]:
     """Everybody's setup: the same clients, but that a tempered run keeps a part of its training data aside."""
-    dealt: dict[DataSection, Setup] = {}
-    found: dict[str, Setup] = {}
+    dealt: dict[DataSection, Built] = {}
+    found: dict[str, Built] = {}
     for name, config in configs.items():
         if config.data not in dealt:
-            dealt[config.data] = build_setup(config, progress=loading)
-        found[name] = dealt[config.data]._replace(algorithm=config.algorithm)
-        check_setup(found[name])
+            dealt[config.data] = build(config, progress=loading)
+        settled, setup, remarks = dealt[config.data]
+        federation = config.federation.model_copy(update={"cohort": settled.federation.cohort})
+        own = dataclasses.replace(config, data=settled.data, federation=federation)
+        found[name] = Built(own, setup._replace(algorithm=config.algorithm), remarks)
+        check_setup(found[name].setup)
     return found
 
 
@@ -85,8 +97,8 @@ def resume_comparison(
         if folder.exists():
             summary |= resume(folder, progress(name, config), loading=loading)
         else:
-            setup = build_setup(config, progress=loading)
-            summary |= start(config, folder, setup, progress(name, config))
+            built = build(config, progress=loading)
+            summary |= start(built.config, folder, built.setup, progress(name, config))
     return _finish(path, summary)
 
 

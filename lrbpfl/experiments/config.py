@@ -6,116 +6,19 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from lrbpfl import algorithms
 from lrbpfl.algorithms.protocol import Algorithm, wishes_of
-from lrbpfl.core.descent import Schedule
 from lrbpfl.data import PARTITIONS
 from lrbpfl.engines import registry as engines
-from lrbpfl.engines.launch import Start
 from lrbpfl.errors import BadInput, nearest
 from lrbpfl.errors import unknown as unknown
 from lrbpfl.experiments.promises import check_calibration
+from lrbpfl.experiments.sections import DataSection, EngineSection, FederationSection, Section
 from lrbpfl.models import MODELS
-
-Count = Annotated[int, Field(ge=1)]
-# A number stands for a list of one.
-Alphas = Annotated[
-    tuple[Annotated[float, Field(gt=0)], ...],
-    Field(min_length=1),
-    BeforeValidator(lambda given: tuple(given) if isinstance(given, list | tuple) else (given,)),
-]
-
-
-class Section(BaseModel):
-    """A section of a configuration: unknown keys and wrong types are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    def idle(self) -> set[str]:
-        """Keys of what is switched off: they are not written down, and change no number."""
-        return set()
-
-
-class DataSection(Section):
-    """Which data, and who gets what."""
-
-    dataset: str = "speakers"  # speakers, digits, cifar10, cifar100, or a folder of client-name.npz files
-    partition: str | None = None  # labels, dirichlet, size, natural; None: natural if the data have clients, or labels
-    clients: Count = 10  # K; a natural partition brings its own
-    labels_per_client: Count = 2
-    balanced: bool = True  # a class is shared equally among its clients
-    # Of the Dirichlet partition: of each class's shares over the clients, so that every example is dealt exactly once.
-    # The paper draws each client's class probabilities, which need not add up to the examples there are.
-    alpha: Annotated[float, Field(gt=0)] = 0.1
-    skew: Annotated[float, Field(ge=0)] = 1.0  # of the sizes in the partition by size; 0: equal
-    # Of a client's examples. None: the data's own split, if they have one and the partition is natural; without one,
-    # 0.7 in a natural partition and 0.1 in any other.
-    train_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the training part
-    # Of what is left for training: kept from it for good, to calibrate on. None: what the task asks for.
-    calibration_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
-    # Of what is left for training then: moved to the server, without labels. None: as much as the algorithm asks for.
-    public_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
-    stratified: bool = True  # each part of a client's examples has that client's class proportions
-    # What makes clients differ beyond who gets what. features: every client's inputs are scaled and moved in a way of
-    # its own; concept: groups of clients call the classes differently.
-    shift: Literal["none", "features", "concept"] = "none"
-    # s of features: x exp(N(0, s^2)) + u N(0, s^2) for each feature, u the power of ten nearest to a feature's spread;
-    # of uint8 images: contrast times exp(N(0, s^2)), and brightness and turns of 64 s levels and 30 s degrees.
-    shift_strength: Annotated[float, Field(ge=0)] = 0.5
-    concept_groups: Annotated[int, Field(ge=2)] = 2  # client k is in group k mod this; group 0 keeps its labels
-    corruptions: bool = False  # every client's images are spoilt in a way of its own
-    new_clients: Annotated[int, Field(ge=0)] = 0  # for each of new_alpha; they never train and are judged at the end
-    new_alpha: Alphas = (0.1,)  # of the Dirichlet partitions of what is held out for new clients
-    # What is held out for them, of every class. None: the official test set, or a fifth where there is none.
-    new_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
-
-    def idle(self) -> set[str]:
-        """Keys of what is switched off."""
-        shift = {"none": {"shift", "shift_strength", "concept_groups"}}
-        shift |= {"features": {"concept_groups"}, "concept": {"shift_strength"}}
-        off = {key for key in ("corruptions", "calibration_fraction") if not getattr(self, key)}
-        new = set() if self.new_clients else {"new_clients", "new_alpha", "new_fraction"}
-        return shift[self.shift] | off | new
-
-
-class FederationSection(Section):
-    """Who trains when, and what is judged."""
-
-    rounds: Count = 30  # T
-    cohort: Count = 5  # clients a round, tau K
-    schedule: Schedule = "constant"  # of the shared network's rate over the rounds; cosine: falling to 0
-    seed: Annotated[int, Field(ge=0)] = 0
-    evaluate_every: Annotated[int, Field(ge=0)] = 10  # rounds; 0: after the last one only
-    evaluate_on: Literal["test", "validation"] = "test"
-    model: str = "auto"
-    # Examples, shared out among all classes, that smooth a client's class frequencies, which then join the likelihood;
-    # 0: they do not. None: what the algorithm asks for.
-    label_prior: Annotated[float, Field(ge=0)] | None = None
-    # After training: probabilities p^(1/T), with T fitted on what clients kept from training, for each of them or for
-    # all together.
-    temper: Literal["no", "client", "all"] = "no"
-    coverage: Annotated[float, Field(gt=0, lt=1)] | None = None  # promised of each client's sets; None: no sets
-    confidence: Annotated[float, Field(gt=0, lt=1)] | None = None  # that a client's own part keeps it; None: on average
-
-    def idle(self) -> set[str]:
-        """Keys of what is switched off."""
-        off = {"schedule": self.schedule == "constant", "temper": self.temper == "no"}
-        return {key for key, is_off in off.items() if is_off}
-
-
-class EngineSection(Section):
-    """How it is computed; nothing here changes a number."""
-
-    kind: str = "processes"  # or serial, or what an installed package offers under lrbpfl.engines
-    workers: Annotated[int, Field(ge=0)] = 0  # 0: one for each core
-    device: str = "cpu"
-    start: Start = "auto"  # of worker processes; auto: fork on Linux where clients run on the CPU, or spawn
-
 
 S = TypeVar("S", bound=Section)
 SECTIONS: dict[str, type[Section]] = {"data": DataSection, "federation": FederationSection, "engine": EngineSection}
@@ -245,15 +148,19 @@ def _cross_check(config: Config) -> None:
     if federation.evaluate_on == "validation" and data.validation_fraction == 0:
         raise BadInput("federation.evaluate_on = 'validation' needs data.validation_fraction above 0")
     check_calibration(federation.coverage, federation.confidence, federation.temper, data.calibration_fraction)
+    if data.new_sites and data.new_clients:
+        raise BadInput("data.new_sites and data.new_clients both say who is new: give one of them")
+    if len(set(data.new_sites)) < len(data.new_sites):
+        raise BadInput(f"data.new_sites = {list(data.new_sites)} names a site twice")
     if len(set(data.new_alpha)) < len(data.new_alpha):
         raise BadInput(f"data.new_alpha = {list(data.new_alpha)} names a value twice")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
+    """The tables of a TOML file; those of a run's config.toml without the versions it ran under."""
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            return {name: table for name, table in tomllib.load(file).items() if name != "versions"}
     except FileNotFoundError:
         raise BadInput(f"there is no configuration file {path}") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

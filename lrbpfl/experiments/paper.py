@@ -11,6 +11,7 @@ from lrbpfl.experiments.config import Config, parse, read_name, unknown
 from lrbpfl.experiments.costs import BATCH, STEP, Work
 from lrbpfl.experiments.deal import FRACTION
 from lrbpfl.experiments.items import ITEMS, OVERHEAD, Column, Row
+from lrbpfl.experiments.sections import COHORT
 
 IMAGES = 60_000  # in CIFAR-10 and in CIFAR-100, the official test images included
 SIZES = {"speakers": 990, "digits": 1_797}  # examples
@@ -61,7 +62,7 @@ def estimate(config: Config, work: Work, step_seconds: float, workers: int) -> f
     """
     clients, rounds = config.data.clients, config.federation.rounds
     judged = examples(config) * (1 - training_share(config)) * work.predict
-    at_clients = config.federation.cohort * rounds * work.round + clients * work.own + judged
+    at_clients = (config.federation.cohort or COHORT) * rounds * work.round + clients * work.own + judged
     step_seconds *= STEP.get(read_name(config.algorithm_name).name, 1.0)
     return (at_clients / workers + rounds * work.server) / BATCH * step_seconds
 

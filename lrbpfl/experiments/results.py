@@ -1,6 +1,7 @@
 """What a finished run keeps: names, predictions, what clients share, and every client's own model."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ import torch
 from safetensors.torch import save
 
 from lrbpfl import trees
+from lrbpfl.data import Scaling
 from lrbpfl.disk import write_file
 from lrbpfl.engines.loop import Round
 from lrbpfl.engines.work import Evaluated, Setup
 from lrbpfl.experiments.config import Config, read_name
+from lrbpfl.experiments.deal import NewKind
 from lrbpfl.experiments.store import Run
 from lrbpfl.metrics import Predictions
 from lrbpfl.personal import files
@@ -45,7 +48,7 @@ def save_results(
     round: Round,
     per_client: Mapping[int, Mapping[str, float]],
     temperatures: Mapping[int, float],
-    alphas: Mapping[int, float],
+    alphas: Mapping[int, NewKind],
 ) -> None:
     """Names, the last round's predictions, what clients share, and every client's own model."""
     _write_names(run.path / "clients.json", (client.name for client in setup.clients))
@@ -54,7 +57,8 @@ def save_results(
     results = {k: e.result for k, e in round.evaluations.items() if e.result}
     if results:
         write_file(run.path / "predictions.safetensors", save(_stacked(results, alphas)), private=True)
-    shared = shared_document(setup, read_name(config.algorithm_name).name, round.server)
+    name, standardise = read_name(config.algorithm_name).name, config.data.standardise
+    shared = shared_document(setup, name, round.server, standardise)
     files.write(run.path / shared_name(shared), shared)
     for k, result in results.items():
         told = Told(
@@ -66,15 +70,16 @@ def save_results(
             judged_examples=len(result.predictions.y),
             temperature=temperatures.get(k, 1.0),
             calibration=result.calibration,
+            scaling=Scaling(*scaled) if (scaled := setup.clients[k].scaling) else None,
         )
         own = personal_document(shared, Parts(result.personal, result.shared), message_of(setup, round, k), told)
         files.write(run.personal_file(k), own)
 
 
-def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, float]) -> dict[str, torch.Tensor]:
+def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, NewKind]) -> dict[str, torch.Tensor]:
     """Everybody's predictions as one table: client, label, mean probabilities, total and aleatoric uncertainty.
 
-    Where there are new clients, a column more: their alpha, and 0 for training clients.
+    Where there are new clients, a column more: their alpha, NaN for whole sites, and 0 for training clients.
     """
 
     def rows(field: Callable[[int, Predictions], Any]) -> torch.Tensor:
@@ -88,7 +93,8 @@ def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, float]) -> d
         "aleatoric": rows(lambda k, p: p.aleatoric).float(),
     }
     if alphas:
-        table["new_alpha"] = rows(lambda k, p: torch.full((len(p.y),), alphas.get(k, 0.0), dtype=torch.float64))
+        shown = {k: math.nan if kind == "sites" else kind for k, kind in alphas.items()}
+        table["new_alpha"] = rows(lambda k, p: torch.full((len(p.y),), shown.get(k, 0.0), dtype=torch.float64))
     return table
 
 

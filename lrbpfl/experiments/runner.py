@@ -11,8 +11,9 @@ from lrbpfl.engines.loop import Observer, Round, federate
 from lrbpfl.engines.work import Evaluated, Setup, fresh_state, granted
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import promises
-from lrbpfl.experiments.build import alphas_of_new, build_engine, build_setup
+from lrbpfl.experiments.build import alphas_of_new, build, build_engine, cohort_of
 from lrbpfl.experiments.config import Config
+from lrbpfl.experiments.deal import NewKind
 from lrbpfl.experiments.promises import NO_PROMISE, SETS, Promises
 from lrbpfl.experiments.results import message_of, save_results
 from lrbpfl.experiments.store import Run, fingerprint
@@ -46,7 +47,7 @@ def resume(path: Path, progress: Progress, *, loading: bool = False) -> dict[str
     if (path / "summary.json").exists():
         progress.opened(run, config)
         return read_summary(path)
-    return _go(run, config, build_setup(config, progress=loading), progress)
+    return _go(run, config, build(config, progress=loading).setup, progress)
 
 
 def proceed(path: Path, config: Config, setup: Setup, progress: Progress) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
         for round in federate(
             engine,
             rounds=config.federation.rounds,
-            cohort=config.federation.cohort,
+            cohort=cohort_of(config.federation, len(setup.training)),
             evaluate_every=config.federation.evaluate_every,
             start=(checkpoint.rounds, checkpoint.server) if checkpoint else None,
             observe=progress.client,
@@ -130,14 +131,14 @@ def _record(
     round: Round,
     temperatures: Mapping[int, float],
     promised: Promises,
-    alphas: Mapping[int, float],
-) -> tuple[dict[int, dict[str, float]], dict[str, float], dict[float, dict[str, float]]]:
+    alphas: Mapping[int, NewKind],
+) -> tuple[dict[int, dict[str, float]], dict[str, float], dict[NewKind, dict[str, float]]]:
     """Write a round into the record; scores of each client judged, and pooled over training and over new ones."""
     seed = config.federation.seed
     predictions = {k: e.result.predictions for k, e in round.evaluations.items() if e.result}
     per_client = {k: scores(p, seed=seed, path=(k,)) for k, p in predictions.items()}
 
-    def pool(alpha: float | None) -> dict[str, float]:
+    def pool(alpha: NewKind | None) -> dict[str, float]:
         some = {k: per_client[k] for k in predictions if alphas.get(k) == alpha}
         whole = summarise({k: predictions[k] for k in some}, some, seed=seed) if some else {}
         return whole | promised.pooled(some)
@@ -155,11 +156,11 @@ def _lines(
     per_client: Mapping[int, Mapping[str, float]],
     refused: Mapping[int, str],
     pooled: Mapping[str, float],
-    alphas: Mapping[int, float],
+    alphas: Mapping[int, NewKind],
 ) -> Iterator[dict[str, Any]]:
     """One line per client and metric is the primary record; lines without a client are about the whole round.
 
-    Lines about new clients say so, by their alpha.
+    Lines about new clients say so, by their alpha, or "sites" for whole ones.
     """
     number = round.t + 1
 
@@ -188,7 +189,7 @@ def _summarise(
     setup: Setup,
     last: Round,
     pooled: Mapping[str, float],
-    pooled_new: Mapping[float, Mapping[str, float]],
+    pooled_new: Mapping[NewKind, Mapping[str, float]],
 ) -> dict[str, Any]:
     """Write summary.json, the last thing a run does: {algorithm: scores and costs}, new clients apart, by alpha."""
     record = run.read_record()

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
@@ -187,14 +188,15 @@ def refuse_existing(path: Path) -> None:
     except OSError as error:
         raise BadInput(f"{path} cannot be created: {error.strerror}") from None
     if there:
-        raise BadInput(f"{path} exists already: name another with --out, or go on with 'lrbpfl resume {path}'")
+        go_on = f"lrbpfl resume {quote(str(path))}"
+        raise BadInput(f"{path} exists already: name another with --out, or go on with: {go_on}")
 
 
 def read_tables(path: Path) -> dict[str, Any]:
     """The configuration of a run directory, without the versions it ran under."""
     if not (path / "config.toml").is_file():
         raise BadInput(f"{path} is no run directory: it holds no config.toml")
-    return {name: table for name, table in configuration.read(path / "config.toml").items() if name != "versions"}
+    return configuration.read(path / "config.toml")
 
 
 def fingerprint(config: Config) -> str:

@@ -39,13 +39,19 @@ class Parts(NamedTuple):
     shared: Mapping[str, str]
 
 
-def shared_document(setup: Setup, name: str, server: Tree) -> Document:
-    """What all clients have in common: the message that somebody new would get, and what it takes to use it."""
+def shared_document(setup: Setup, name: str, server: Tree, standardise: str = "no") -> Document:
+    """What all clients have in common: the message that somebody new would get, and what it takes to use it.
+
+    `standardise` says whether features are put on the scale of each client, or on that of all (`pooled`), told along.
+    """
     algorithm, task, *_ = setup
     newcomer = algorithm.broadcast(task, server, len(setup.training))
     tensors = {f"message/{name}": leaf.detach().cpu() for name, leaf in trees.named_leaves(newcomer)}
     about = description("shared", name, setup)
-    return Document({**about, "clients": len(setup.training), "seed": setup.seed}, tensors)
+    if standardise == "pooled" and (scaled := setup.clients[0].scaling):
+        tensors |= {"scaling/mean": scaled[0], "scaling/std": scaled[1]}
+    told = {"clients": len(setup.training), "seed": setup.seed, "standardise": standardise}
+    return Document({**about, **told}, tensors)
 
 
 def personal_document(shared: Document, parts: Parts, message: Mapping[str, Tensor], told: Told) -> Document:

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from lrbpfl.core import gates as gating
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.comparison import is_comparison, parts
+from lrbpfl.experiments.deal import NewKind
 from lrbpfl.experiments.promises import NO_PROMISE
 from lrbpfl.experiments.results import read_class_names, read_client_names
 from lrbpfl.experiments.runner import read_summary
@@ -50,7 +52,7 @@ class Client(TypedDict):
 
     number: int
     name: str
-    new_alpha: float | None  # of a new client; those that train have none
+    new_alpha: NewKind | None  # of a new client, or "sites"; those that train have none
     scores: Scores
     view: View | None
     ranks: list[int] | None  # (layers,)
@@ -62,7 +64,7 @@ class Result(NamedTuple):
     name: str
     path: Path
     scores: Scores  # of summary.json
-    new: dict[float, Scores]  # of new clients, by their alpha, rising
+    new: dict[NewKind, Scores]  # of new clients, by their alpha, rising, or "sites"
     tables: dict[str, Any]  # of config.toml
     config: str  # config.toml as it stands
     curves: dict[str, list[tuple[int, float]]]  # round and value of each of CURVES
@@ -127,7 +129,8 @@ def _runs(path: Path) -> Iterator[Path]:
     folders = list(parts(path).values()) if is_comparison(path) else [path]
     for folder in (path, *folders):
         if not (folder / "summary.json").is_file():
-            raise BadInput(f"{folder} holds no summary.json, so it is not finished: go on with 'lrbpfl resume {path}'")
+            go_on = f"lrbpfl resume {quote(str(path))}"
+            raise BadInput(f"{folder} holds no summary.json, so it is not finished: go on with: {go_on}")
     yield from folders
 
 
@@ -144,7 +147,7 @@ def _load(path: Path) -> Result:
     tables = read_tables(path)
     try:
         ((name, scores),) = read_summary(path).items()
-        new = {float(alpha): _all_finite(of_new) for alpha, of_new in scores.pop("new", {}).items()}
+        new = {_kind(alpha): _all_finite(of_new) for alpha, of_new in scores.pop("new", {}).items()}
         record = Run(path).read_record()
         names, class_names = read_client_names(path), read_class_names(path)
         predictions, alphas = _predictions(path)
@@ -172,7 +175,7 @@ def _load(path: Path) -> Result:
         name=name,
         path=path,
         scores=_all_finite(scores),
-        new=dict(sorted(new.items())),
+        new={kind: new[kind] for kind in in_order(new)},
         tables=tables,
         config=config,
         curves={key: _curve(record, key) for key in CURVES},
@@ -186,6 +189,20 @@ def _load(path: Path) -> Result:
         events=[line for line in record if line.get("event", NO_PROMISE) != NO_PROMISE],
         refused={line["client"]: line["reason"] for line in record if line.get("event") == NO_PROMISE},
     )
+
+
+def in_order(kinds: Iterable[NewKind]) -> list[NewKind]:
+    """Alphas rising, whole sites after them."""
+    return sorted(set(kinds), key=lambda kind: math.inf if kind == "sites" else kind)
+
+
+def shown_kind(kind: NewKind) -> str:
+    """An alpha without zeros that say nothing, or "sites"."""
+    return kind if kind == "sites" else f"{kind:g}"
+
+
+def _kind(text: str) -> NewKind:
+    return "sites" if text == "sites" else float(text)
 
 
 def _client_scores(record: Record) -> dict[int, Scores]:
@@ -208,17 +225,18 @@ def _curve(record: Record, metric: str) -> list[tuple[int, float]]:
     return [(line["round"], _short(line["value"])) for line in lines if line["value"] is not None]
 
 
-def _predictions(path: Path) -> tuple[dict[int, Predictions], dict[int, float]]:
+def _predictions(path: Path) -> tuple[dict[int, Predictions], dict[int, NewKind]]:
     """Every client's predictions in the last round, if the run kept any, and the alphas of new clients."""
     file = path / "predictions.safetensors"
     if not file.is_file():
         return {}, {}
     kept = {name: tensor.numpy() for name, tensor in load_file(file).items()}
-    found, alphas = {}, {}
+    found: dict[int, Predictions] = {}
+    alphas: dict[int, NewKind] = {}
     for k in np.unique(kept["client"]).tolist():
         mine = kept["client"] == k
         if "new_alpha" in kept and (alpha := float(kept["new_alpha"][mine][0])):
-            alphas[k] = alpha
+            alphas[k] = "sites" if math.isnan(alpha) else alpha
         probs, total, aleatoric = (kept[name][mine].astype(np.float64) for name in ("probs", "total", "aleatoric"))
         found[k] = Predictions(probs=probs, y=kept["y"][mine], total=total, aleatoric=aleatoric)
     return found, alphas

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from lrbpfl.metrics.calibration import BINS
-from lrbpfl.reports.collect import Result, Scores, View
+from lrbpfl.reports.collect import Result, Scores, View, in_order, shown_kind
 from lrbpfl.reports.promises import sections
 
 COLOURS = (  # those of page.css
@@ -154,7 +154,7 @@ def _dots(panels: Mapping[str, Sequence[Result]]) -> Figure:
 
 def _new_clients(results: Sequence[Result]) -> Figure | None:
     """Calibration error of new clients over alpha, one step each; that of the training clients apart, at the left."""
-    alphas = sorted({alpha for result in results for alpha in result.new})
+    alphas = in_order(alpha for result in results for alpha in result.new)
     if not alphas:
         return None
     figure = Figure(figsize=(8, 3.2), layout="constrained")
@@ -174,7 +174,7 @@ def _new_clients(results: Sequence[Result]) -> Figure | None:
                 axes.plot([0], _percent([result.scores], floor), "_", color=_colour(i))
         axes.axvline(0.5, color="#bbbbbb", lw=0.8, ls=":")
         axes.set(xlabel="alpha", ylabel=label, xticks=range(1 + len(alphas)), title=f"new clients: {label}")
-        axes.set_xticklabels(["training", *(f"{alpha:g}" for alpha in alphas)])
+        axes.set_xticklabels(["training", *map(shown_kind, alphas)])
         axes.set_ylim(bottom=0)
     _legend(figure)
     return figure

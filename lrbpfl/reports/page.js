@@ -9,7 +9,8 @@ const plain = (value, digits = 3) => (value == null ? "–" : value.toFixed(digi
 const colour = (run) => `--c: var(--c${run % 10})`;
 const has = (value) => value !== null && value !== undefined;
 const trained = (client) => !has(client.new_alpha);
-const known = (client) => (trained(client) ? client.name : `${client.name} (new, alpha ${client.new_alpha})`);
+const known = (client) => (trained(client) ? client.name : `${client.name} (new${ofAlpha(client.new_alpha)})`);
+const ofAlpha = (kind) => (kind === "sites" ? "" : `, alpha ${kind}`);
 const everyone = (run) => (run.clients.every(trained) ? "all clients" : "all training clients");
 
 // ---- elements ------------------------------------------------------------------------------------------------------
@@ -155,9 +156,10 @@ function scatter() {
 
 /** A score of new clients over their alphas, one step each; that of the training clients stands apart, before the first. */
 function overAlpha(key, floor, label) {
-  const alphas = [...new Set(RUNS.flatMap((run) => Object.keys(run.new).map(Number)))].sort((p, q) => p - q);
+  const kind = (text) => (text === "sites" ? text : Number(text)); // whole sites have no alpha
+  const alphas = [...new Set(RUNS.flatMap((run) => Object.keys(run.new).map(kind)))].sort((p, q) => (p === "sites") - (q === "sites") || p - q);
   const lines = RUNS.map((run) => {
-    const judged = Object.entries(run.new).map(([alpha, scores]) => [1 + alphas.indexOf(Number(alpha)), scores]);
+    const judged = Object.entries(run.new).map(([alpha, scores]) => [1 + alphas.indexOf(kind(alpha)), scores]);
     return (judged.length ? [[0, run.scores], ...judged] : []).filter(([, scores]) => has(scores[key]));
   });
   const scores = lines.flat().map(([, s]) => s);
@@ -173,7 +175,7 @@ function overAlpha(key, floor, label) {
       a.drawn.push(svg("path", { d: path(floor), class: "floor", style: colour(i) }),
         svg("path", { d: path(key), class: "line", style: colour(i), "stroke-dasharray": dash(i) }));
       for (const [at, s] of part) {
-        const where = at ? `new clients, alpha ${alphas[at - 1]}` : "training clients";
+        const where = at ? `new clients${ofAlpha(alphas[at - 1])}` : "training clients";
         const short = has(s[floor]) ? svg("path", { d: `M${a.X(at) - 7} ${a.Y(s[floor])}h14`, class: "floor", style: colour(i) }) : null;
         a.drawn.push(svg("g", {}, short, mark(i, a.X(at), a.Y(s[key]), 4),
           tip(`${RUNS[i].name}, ${where}: ${percent(s[key], 2)}, floor ${percent(s[floor], 2)}`)));

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from lrbpfl.experiments.deal import NewKind
 from lrbpfl.metrics.calibration import BINS, FEWEST_CLIENTS
-from lrbpfl.reports.collect import Result, Scores, differing
+from lrbpfl.reports.collect import Result, Scores, differing, in_order, shown_kind
 from lrbpfl.reports.promises import Section, sections
 from lrbpfl.reports.winners import BOLD, PAIRED, over_clients
 
@@ -92,13 +93,13 @@ def _groups(results: Sequence[Result]) -> list[Group]:
         return []
     trained = [(i, result.name, result.scores) for i, result in runs]
     found = [Group("training", trained, _best([result for _, result in runs]))]
-    for alpha in sorted({alpha for _, result in runs for alpha in result.new}):
+    for alpha in in_order(alpha for _, result in runs for alpha in result.new):
         rows = [(i, result.name, result.new[alpha]) for i, result in runs if alpha in result.new]
-        found.append(Group(f"{alpha:g}", rows, _best([results[i] for i, *_ in rows], alpha)))
+        found.append(Group(shown_kind(alpha), rows, _best([results[i] for i, *_ in rows], alpha)))
     return found
 
 
-def _best(results: Sequence[Result], alpha: float | None = None) -> dict[str, set[str]]:
+def _best(results: Sequence[Result], alpha: NewKind | None = None) -> dict[str, set[str]]:
     """The names of the best in each column, by client; none where runs have other clients or other examples."""
     rows = {result.name: [result] for result in results}
     return {key: over_clients(rows, key, alpha) for key in PAIRED}

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from lrbpfl.experiments.deal import NewKind
 from lrbpfl.metrics.calibration import BINS
 from lrbpfl.metrics.paired import Interval, best_and_ties, ece_difference, mean_difference
 from lrbpfl.metrics.predictions import Floats
@@ -36,7 +37,7 @@ def over_seeds(values: Mapping[str, Mapping[int, float]], key: str) -> set[str]:
     return best_and_ties(means, difference, larger=key in LARGER)
 
 
-def over_clients(rows: Mapping[str, Sequence[Result]], key: str, alpha: float | None = None) -> set[str]:
+def over_clients(rows: Mapping[str, Sequence[Result]], key: str, alpha: NewKind | None = None) -> set[str]:
     """The best rows, each the runs of a few seeds, paired by seed and client; the new clients of this alpha, if any.
 
     A mean over clients is compared by their own scores, a pooled ECE of one seed by their gaps. A worst client has no
@@ -61,11 +62,11 @@ def over_clients(rows: Mapping[str, Sequence[Result]], key: str, alpha: float | 
     return best_and_ties(means, difference, larger=key in LARGER)
 
 
-def _scores(runs: Iterable[Result], alpha: float | None) -> list[Scores]:
+def _scores(runs: Iterable[Result], alpha: NewKind | None) -> list[Scores]:
     return [run.scores if alpha is None else run.new.get(alpha, {}) for run in runs]
 
 
-def _clients(runs: Iterable[Result], alpha: float | None) -> dict[Pair, Client]:
+def _clients(runs: Iterable[Result], alpha: NewKind | None) -> dict[Pair, Client]:
     return {
         (run.tables.get("federation", {}).get("seed", 0), client["number"]): client
         for run in runs

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from lrbpfl.data import corrupt, deal_corruptions, load
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.build import alphas_of_new, build_engine, build_setup
+from lrbpfl.experiments.build import alphas_of_new, build, build_engine, build_setup
 from lrbpfl.experiments.config import parse
 from lrbpfl.experiments.deal import deal_groups
 from lrbpfl.rng import numpy_generator
@@ -47,7 +48,7 @@ def test_a_cohort_larger_than_the_federation_is_refused(configure: Configure) ->
 def test_a_client_with_one_example_is_named(configure: Configure, tmp_path: Path) -> None:
     for name, n in (("anna", 4), ("bert", 1)):
         np.savez(tmp_path / f"{name}.npz", x=np.zeros((n, 3)), y=np.arange(n) % 2)
-    with pytest.raises(BadInput, match=r"^bert: a client with 1 examples? cannot be split"):
+    with pytest.raises(BadInput, match="client 'bert' has one example only, which cannot be split"):
         build_setup(configure(data={"dataset": str(tmp_path)}))
 
 
@@ -147,9 +148,15 @@ def test_shifts_reach_clients_and_server(configure: Configure) -> None:
     assert not (moved.task.public == plain.task.public).any()
 
 
-def test_a_share_that_is_nothing_is_told(configure: Configure) -> None:
-    with pytest.raises(BadInput, match=r"public_fraction = 0\.01 of each client's training examples is none"):
-        build_setup(configure(data={"public_fraction": 0.01}))
+def test_a_share_that_would_be_nothing_is_one_example_of_each(configure: Configure, tmp_path: Path) -> None:
+    setup = build_setup(configure(data={"public_fraction": 0.01}))
+    assert setup.task.public is not None and len(setup.task.public) == len(NAMES)
+    assert [len(client.train.y) for client in setup.clients] == [9, 11, 13, 15]
+    for name in "ab":  # who has a single example for training keeps it
+        np.savez(tmp_path / f"{name}.npz", x=np.eye(2), y=[0, 1])
+    setup = build_setup(configure(data={"dataset": str(tmp_path), "public_fraction": 0.04}))
+    assert setup.task.public is not None and len(setup.task.public) == 2
+    assert [len(client.train.y) for client in setup.clients] == [1, 1]
 
 
 def test_the_task_knows_how_many_take_part(configure: Configure) -> None:
@@ -181,9 +188,100 @@ def test_new_clients_without_enough_examples_are_told(configure: Configure) -> N
         build_setup(configure(data={"partition": "size", "clients": 2, "new_clients": 30}))
 
 
-def test_new_clients_of_natural_ones_are_refused(configure: Configure) -> None:
-    with pytest.raises(BadInput, match=r"data.new_clients = 2: .* natural partition is not: name another"):
-        build_setup(configure(data={"new_clients": 2}))
+def test_whole_sites_can_be_new(configure: Configure) -> None:
+    plain = {client.name: client for client in build_setup(configure()).clients}
+    built = build(configure(data={"new_sites": ["dora", "bert"]}))
+    assert [client.name for client in built.setup.clients] == ["anna", "carl", "bert", "dora"]
+    assert list(built.setup.training) == [0, 1] and alphas_of_new(built.config.data, 2) == {2: "sites", 3: "sites"}
+    for client in built.setup.clients:  # who is new changes nobody's parts
+        assert torch.equal(client.train.x, plain[client.name].train.x)
+        assert torch.equal(client.test.x, plain[client.name].test.x)
+
+
+def test_the_seed_chooses_which_sites_are_new(configure: Configure) -> None:
+    chosen = set()
+    for seed in range(8):
+        built = build(configure(data={"new_clients": 2}, federation={"seed": seed}))
+        sites = built.config.data.new_sites
+        assert len(sites) == 2 and [client.name for client in built.setup.clients[2:]] == list(sites)
+        again = build(parse(built.config.tables()))  # what is recorded names them
+        assert again.config == built.config
+        chosen.add(sites)
+    assert len(chosen) > 1
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (
+            {"new_sites": ["dorra"]},
+            r"unknown site in data.new_sites 'dorra' \(did you mean 'dora'\?\); known: anna, bert",
+        ),
+        ({"new_sites": list(NAMES)}, "data.new_sites names all 4 clients"),
+        ({"new_clients": 4}, "data.new_clients = 4: there are 4 clients, and at least one must train"),
+        ({"new_sites": ["dora"], "partition": "size"}, "data.new_sites = .* natural clients, and data.partition"),
+        ({"new_clients": 2, "new_alpha": 0.5}, "data.new_alpha is about new clients that are dealt by label"),
+    ],
+)
+def test_new_sites_that_cannot_be_are_refused(data: dict[str, Any], words: str, configure: Configure) -> None:
+    with pytest.raises(BadInput, match=words):
+        build_setup(configure(data=data))
+
+
+def test_a_cohort_that_nobody_names_is_five_or_all(folder: Path) -> None:
+    config = parse({"data": {"dataset": str(folder)}})
+    assert build(config).config.federation.cohort == 4
+    assert build(parse({})).config.federation.cohort == 5
+    with pytest.raises(BadInput, match=r"federation.cohort = 5: there are only 4 clients"):
+        build(parse({"data": {"dataset": str(folder)}, "federation": {"cohort": 5}}))
+
+
+def test_each_client_is_standardised_by_its_training_part(configure: Configure) -> None:
+    keys = {"calibration_fraction": 0.2, "public_fraction": 0.2, "new_sites": ["carl"]}
+    raw = build_setup(configure(data=keys))
+    own = build_setup(configure(data={**keys, "standardise": "client"}))
+    for before, after in zip(raw.clients, own.clients, strict=True):
+        assert before.scaling is None and after.scaling is not None
+        mean, std = before.train.x.double().mean(0), before.train.x.double().std(0, correction=0)
+        assert torch.allclose(after.scaling[0].double(), mean) and torch.allclose(after.scaling[1].double(), std)
+        for part in ("train", "test", "calibration"):
+            x, scaled = getattr(before, part).x, getattr(after, part).x
+            assert torch.allclose(scaled.double(), (x.double() - mean) / std, atol=1e-5)
+            assert torch.equal(getattr(before, part).y, getattr(after, part).y)
+    assert raw.task.public is not None and own.task.public is not None
+    assert not torch.equal(raw.task.public, own.task.public)
+
+
+def test_a_federation_is_standardised_by_the_training_parts_of_those_who_train(configure: Configure) -> None:
+    raw = build_setup(configure(data={"new_sites": ["carl"]}))
+    pooled = build_setup(configure(data={"new_sites": ["carl"], "standardise": "pooled"}))
+    together = torch.cat([raw.clients[k].train.x for k in raw.training]).double()
+    mean, std = together.mean(0), together.std(0, correction=0)
+    for before, after in zip(raw.clients, pooled.clients, strict=True):  # the new one, too
+        assert after.scaling is not None and torch.allclose(after.scaling[0].double(), mean)
+        assert torch.allclose(after.test.x.double(), (before.test.x.double() - mean) / std, atol=1e-5)
+
+
+def test_images_are_not_standardised(configure: Configure, tmp_path: Path) -> None:
+    for name in "ab":
+        np.savez(tmp_path / f"{name}.npz", x=np.zeros((4, 1, 8, 8), np.uint8), y=[0, 1, 0, 1])
+    for how in ("client", "pooled"):
+        with pytest.raises(BadInput, match=f"data.standardise = '{how}' is for features, and .* holds images"):
+            build_setup(configure(data={"dataset": str(tmp_path), "standardise": how}))
+
+
+def test_remarks_are_about_natural_clients_and_what_trains(configure: Configure, tmp_path: Path) -> None:
+    for name in "ab":
+        np.savez(tmp_path / f"{name}.npz", x=np.full((12, 2), 500.0), y=[0, 1] * 6 if name == "a" else [0] * 12)
+    single, scale = "client 'b' has examples of a single class", "out of scale"
+    data = {"dataset": str(tmp_path)}
+    natural, dealt, scaled = (
+        " ".join(build(configure(data={**data, **keys})).remarks)
+        for keys in ({}, {"partition": "size", "clients": 2}, {"standardise": "pooled"})
+    )
+    assert single in natural and scale in natural
+    assert single not in dealt and scale in dealt
+    assert single in scaled and scale not in scaled
 
 
 @pytest.fixture

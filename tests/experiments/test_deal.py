@@ -9,8 +9,8 @@ import torch
 
 from lrbpfl.data import Dataset, Split, load, permutations
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.config import DataSection
 from lrbpfl.experiments.deal import deal, deal_groups, deal_new, shift_group
+from lrbpfl.experiments.sections import DataSection
 from tests.experiments.conftest import NAMES
 
 

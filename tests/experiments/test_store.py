@@ -68,7 +68,7 @@ def test_a_new_run_holds_its_configuration_and_versions(tmp_path: Path) -> None:
 def test_what_exists_is_never_written_over(make: Callable[[Path], None], tmp_path: Path) -> None:
     path = tmp_path / "run"
     make(path)
-    with pytest.raises(BadInput, match=r"run exists already: name another with --out, or go on with 'lrbpfl resume"):
+    with pytest.raises(BadInput, match=r"run exists already: name another with --out, or go on with: lrbpfl resume"):
         Run.create(path, CONFIG)
     assert entries(tmp_path) == ["run"]
     assert not path.is_dir() or entries(path) == []
