@@ -115,7 +115,7 @@ def federate(
         accepted = ledger.accepted()
         some = next(accepted, None)
         if some is not None:
-            with one_thread(), dropout_seeded(engine.setup, t, "server"):
+            with one_thread(), dropout_seeded(seed, t, "server", device=engine.setup.device):
                 updates = chain([some], accepted)
                 server = algorithm.server_aggregate(task, server, updates, generator(seed, "aggregate", t))
         elif t == 0:

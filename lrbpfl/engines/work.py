@@ -181,7 +181,7 @@ def update_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> T
     algorithm, _, clients, seed, *_ = setup
     message, state, data = (setup.to_device(tree) for tree in (message, state, clients[k].train))
     rng = generator(seed, "update", t, k)
-    with dropout_seeded(setup, t, k):
+    with dropout_seeded(seed, t, k, device=setup.device):
         upload, state, info = algorithm.client_update(setup.task_of(t), message, state, data, rng)
     upload, state = (trees.tree_map(lambda leaf: leaf.cpu(), tree) for tree in (upload, state))
     return Trained(upload=upload, state=state, info=info, seconds=time.perf_counter() - began)
@@ -192,20 +192,20 @@ def evaluate_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) ->
     began = time.perf_counter()
     algorithm, task, clients, seed, *_ = setup
     message, state, train = (setup.to_device(tree) for tree in (message, state, clients[k].train))
-    with dropout_seeded(setup, t, k):
+    with dropout_seeded(seed, t, k, device=setup.device):
         personal = algorithm.personalise(task, message, state, train, generator(seed, "personalise", t, k))
 
-    def predictions(data: Data, address: str) -> Predictions:
+    def predictions(data: Data) -> Predictions:  # the same samples of the model always: what is fitted on some holds
         x = setup.to_device(data.x)
-        return reduce(algorithm.predict(task, personal, x, generator(seed, address, t, k)).cpu(), data.y.cpu())
+        return reduce(algorithm.predict(task, personal, x, generator(seed, "predict", t, k)).cpu(), data.y.cpu())
 
     calibration = clients[k].calibration
     own, shared = own_part(personal, message)
     return Evaluated(
-        predictions=predictions(clients[k].test, "predict"),
+        predictions=predictions(clients[k].test),
         personal=own,
         shared=shared,
-        calibration=None if calibration is None else predictions(calibration, "calibrate"),
+        calibration=None if calibration is None else predictions(calibration),
         seconds=time.perf_counter() - began,
     )
 
@@ -233,11 +233,11 @@ def own_part(personal: Tree, message: Tree) -> tuple[dict[str, Tensor], dict[str
 
 
 @contextmanager
-def dropout_seeded(setup: Setup, *address: Address) -> Iterator[None]:
+def dropout_seeded(seed: int, *address: Address, device: str = "cpu") -> Iterator[None]:
     """Inside, torch's own generator, from which dropout draws, starts at this address; afterwards it is as it was."""
-    kind = torch.device(setup.device).type
-    seed = generator(setup.seed, "dropout", *address).initial_seed()
-    with torch.random.fork_rng(devices=[] if kind == "cpu" else [setup.device], device_type=kind):
+    kind = torch.device(device).type
+    seed = generator(seed, "dropout", *address).initial_seed()
+    with torch.random.fork_rng(devices=[] if kind == "cpu" else [device], device_type=kind):
         if kind == "cpu":
             torch.default_generator.manual_seed(seed)  # the call below would ask for other devices: that takes time
         else:

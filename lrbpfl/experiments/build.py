@@ -106,9 +106,17 @@ def _setup(config: Config, dataset: Dataset, groups: list[Group], progress: bool
         seed=config.federation.seed,
         device=_device(config.engine.device),
         paces=_paces(config.federation),
+        classes=_classes(dataset),
+        features=dataset.feature_names,
     )
     check_setup(setup)
     return setup
+
+
+def _classes(dataset: Dataset) -> tuple[int | str, ...] | None:
+    """The labels as their owners write them; their names where they are just 0, 1, ... and have any."""
+    plain = dataset.classes is None or dataset.classes == tuple(range(dataset.num_classes))
+    return dataset.class_names if plain else dataset.classes
 
 
 def _paces(config: FederationSection) -> tuple[float, ...]:
