@@ -33,7 +33,7 @@ def setup_of(model: nn.Module, *inputs: Any, **parts: Any) -> Setup:
     """One client for each of the inputs, of which two are for training and two for testing."""
     y = torch.tensor([0, 2])
     clients = tuple(ClientData(f"c{k}", train=Data(x, y), test=Data(x, y)) for k, x in enumerate(inputs))
-    odd = {part: Data(x, y) for part, x in parts.items() if part != "public"}
+    odd: Any = {part: Data(x, y) for part, x in parts.items() if part != "public"}
     clients = (*clients[:-1], clients[-1]._replace(**odd))
     return Setup(FedAvg(), Task(model=model, num_classes=3, public=parts.get("public")), clients, seed=0)
 
@@ -48,7 +48,10 @@ FIVE, SEVEN = torch.randn(2, 5), torch.randn(2, 7)
         (setup_of(nn.Linear(5, 3), FIVE, test=SEVEN), r"client 'c0', test data: .*\(7,\) float32"),
         (setup_of(nn.Linear(5, 3), FIVE, calibration=SEVEN), r"client 'c0', calibration data"),
         (setup_of(nn.Linear(5, 3), FIVE, public=SEVEN), r"the public inputs: .*\(7,\) float32"),
-        (setup_of(nn.Linear(5, 3), FIVE, FIVE.double()), r"client 'c1', train data: .*float64.*convert them to float32"),
+        (
+            setup_of(nn.Linear(5, 3), FIVE, FIVE.double()),
+            r"client 'c1', train data: .*float64.*convert them to float32",
+        ),
         (setup_of(nn.Linear(5, 10), FIVE), "gives 10 outputs for 3 classes"),
         (setup_of(Functional(always=True), FIVE), "client 'c0'.*from call to call"),
         (setup_of(nn.Linear(5, 3), [FIVE]), "client 'c0'.*are a list"),
