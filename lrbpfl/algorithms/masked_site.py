@@ -15,7 +15,7 @@ from lrbpfl.core.descent import Data, Rate, batches, descend, descent
 from lrbpfl.core.gaussian import sample
 from lrbpfl.core.inputs import Inputs, pieces, take
 from lrbpfl.core.masks import Gates, Masks, Scales
-from lrbpfl.core.modes import draws, learning
+from lrbpfl.core.modes import learning, rolls_dice
 from lrbpfl.core.network import Params, maskable
 from lrbpfl.core.objective import MaskedNetwork, free_energy, masked_network, nll
 from lrbpfl.rng import generator
@@ -124,7 +124,7 @@ class Site(NamedTuple):
             with learning():
                 return self.network.before(W, x)
 
-        noisy = draws(lambda: before(take(x, y.new_zeros(1))), y.device)  # dropout is new in every step
+        noisy = rolls_dice(lambda: before(take(x, y.new_zeros(1))), y.device)  # dropout is new in every step
         if isinstance(x, Tensor) and len(y) <= steps * size and not noisy:
             parts = [before(piece) for piece in pieces(x, CHUNK)]
             if all(isinstance(part, Tensor) for part in parts):

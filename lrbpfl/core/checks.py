@@ -6,12 +6,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _SpectralNorm
 
 from lrbpfl import trees
-from lrbpfl.core.inputs import Inputs, describe, length
-from lrbpfl.core.modes import draws, learning
+from lrbpfl.core.inputs import Inputs, describe, device_of, length
+from lrbpfl.core.modes import learning, rolls_dice, seeded
 from lrbpfl.core.network import caller, maskable, trainable
 from lrbpfl.errors import BadInput
 
@@ -62,13 +63,13 @@ def check_noise(model: nn.Module, x: Inputs) -> None:
     call, params = caller(model), trainable(model)
 
     def outputs(seed: int) -> Tensor:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        with seeded(seed, device_of(x)):
             return call(params, x)
 
     with _buffers_kept(model, "is called"):
         first = outputs(0)
-    seeds = range(1, 10) if draws(lambda: call(params, x)) else range(1, 2)  # two draws alone may agree by chance
+    noisy = rolls_dice(lambda: call(params, x), device_of(x))
+    seeds = range(1, 10 if noisy else 2)  # two draws alone may agree by chance
     if not all(_close(outputs(seed), first) for seed in seeds):
         raise BadInput(
             "the model gives other outputs for the same inputs from call to call, although it is not training: "
@@ -79,6 +80,29 @@ def check_noise(model: nn.Module, x: Inputs) -> None:
             first = outputs(0)
         if not _close(outputs(0), first):
             raise BadInput("the model has noise in training that does not follow torch's seed: take it out")
+
+
+def check_gradients(model: nn.Module, x: Inputs) -> None:
+    """Refuse a model that no gradient passes, or that computes again on the way back, with other weights than given."""
+    params = {name: p.detach().requires_grad_(p.is_floating_point()) for name, p in model.named_parameters()}
+    again: list[str] = []
+    failed: RuntimeError | None = None
+    with learning(), torch.enable_grad(), seeded(0, device_of(x)):
+        logits = caller(model)(params, x)
+        if not logits.requires_grad:
+            raise BadInput("the model passes no gradients to its parameters: no_grad or detach stands in the way")
+        with register_module_forward_pre_hook(lambda module, args: again.append(type(module).__name__)):
+            try:
+                torch.autograd.grad(logits.sum(), list(params.values()), allow_unused=True)
+            except RuntimeError as error:
+                failed = error
+    if again:
+        raise BadInput(
+            f"the model computes parts of itself ({again[0]}) again on the way back, where it does not have the weights "
+            "that it was given: switch gradient checkpointing off"
+        )
+    if failed:
+        raise BadInput(f"the model fails on the way back with {type(failed).__name__}: {_line(failed)}") from failed
 
 
 @contextmanager

@@ -48,14 +48,26 @@ def right_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def draws(call: Callable[[], object], device: torch.device | None = None) -> bool:
-    """Whether a call draws from torch's own generators, which dropout does; they stay as they were."""
-    cuda = [device] if device is not None and device.type == "cuda" else []
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, torch's own generators, from which dropout draws, start at this seed; then they are as they were."""
+    if device.type == "cpu":  # torch.manual_seed would ask for other devices, which takes longer
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            yield
+    else:
+        with torch.random.fork_rng(devices=[device], device_type=device.type):
+            torch.manual_seed(seed)
+            yield
+
+
+def rolls_dice(call: Callable[[], object], device: torch.device) -> bool:
+    """Whether a call draws from torch's own generators; they stay as they were."""
 
     def states() -> list[Tensor]:
-        return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, cuda)]
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
-    with torch.random.fork_rng(devices=cuda):
+    with seeded(0, device):
         before = states()
         call()
         return not all(map(torch.equal, before, states()))

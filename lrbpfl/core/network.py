@@ -259,9 +259,9 @@ class _Fixed:
     def around(self, params: Params, h: Inputs) -> Params:
         """The given parameters in all their places, and what lies on another device than the inputs."""
         given = {p: params[name] for p, name in self.places.items() if name in params or name not in self.frozen}
-        if not self.kept or next(iter(self.kept.values())).device == device_of(h):
+        device = next((part.device for part in trees.leaves(h) if isinstance(part, Tensor)), None)
+        if device is None or not self.kept or next(iter(self.kept.values())).device == device:
             return given
-        device = device_of(h)
         if device not in self.moved:
             self.moved[device] = {place: p.to(device) for place, p in self.kept.items()}
         return self.moved[device] | given

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, wishes_of
-from lrbpfl.core.checks import check, check_call, check_noise
+from lrbpfl.core.checks import check, check_call, check_gradients, check_noise
 from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import Inputs, describe, joined, length, take
 from lrbpfl.core.inputs import fault as input_fault
+from lrbpfl.core.modes import seeded
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce
 from lrbpfl.rng import Address, generator, numpy_generator
@@ -108,13 +109,15 @@ def _try_model(setup: Setup) -> None:
     """Call the model on the first rows of each kind of inputs: what is wrong with it should show before round 0."""
     model, classes = setup.task.model, setup.task.num_classes
     tried: set[str] = set()
+    device = next(model.parameters()).device
     for where, x in _all_inputs(setup):
         if describe(x) not in tried:
-            rows = trees.tree_map(lambda part: part[:2].cpu(), x)
+            rows = trees.tree_map(lambda part: part[:2].to(device), x)
             try:
                 check_call(model, rows, classes)
                 if not tried:
                     check_noise(model, rows)
+                    check_gradients(model, rows)
             except BadInput as error:
                 raise BadInput(f"{where}: {error}") from error
             tried.add(describe(x))
@@ -235,13 +238,7 @@ def own_part(personal: Tree, message: Tree) -> tuple[dict[str, Tensor], dict[str
 @contextmanager
 def dropout_seeded(seed: int, *address: Address, device: str = "cpu") -> Iterator[None]:
     """Inside, torch's own generator, from which dropout draws, starts at this address; afterwards it is as it was."""
-    kind = torch.device(device).type
-    seed = generator(seed, "dropout", *address).initial_seed()
-    with torch.random.fork_rng(devices=[] if kind == "cpu" else [device], device_type=kind):
-        if kind == "cpu":
-            torch.default_generator.manual_seed(seed)  # the call below would ask for other devices: that takes time
-        else:
-            torch.manual_seed(seed)
+    with seeded(generator(seed, "dropout", *address).initial_seed(), torch.device(device)):
         yield
 
 

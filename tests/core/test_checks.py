@@ -5,9 +5,10 @@ import random
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lrbpfl import trees
-from lrbpfl.core.checks import check, check_call, check_noise
+from lrbpfl.core.checks import check, check_call, check_gradients, check_noise
 from lrbpfl.core.inputs import Inputs
 from lrbpfl.errors import BadInput
 from lrbpfl.models import mlp
@@ -20,6 +21,8 @@ def test_what_people_bring_is_accepted(name: str) -> None:
     check(model)
     check_call(model, x, CLASSES)
     check_noise(model, x)
+    check_gradients(model, x)
+    assert all(p.grad is None for p in model.parameters())
 
 
 def refused(model: nn.Module, x: Inputs, classes: int = CLASSES) -> str:
@@ -109,6 +112,33 @@ def test_rare_noise_is_found_too() -> None:
     model.fc2 = nn.Linear(1, CLASSES)
     with pytest.raises(BadInput, match="from call to call"):
         check_noise(model, torch.randn(1, 5))
+
+
+class Again(nn.Module):
+    """Spares memory: a part is computed once more on the way back, with the weights it finds there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(5, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc2(checkpoint(self.fc1, x, use_reentrant=False))
+        return logits
+
+
+class Shut(Again):
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc2(self.fc1(x)).detach()
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [(Again(), "gradient checkpointing"), (Again().requires_grad_(False), "Linear"), (Shut(), "detach")],
+)
+def test_a_way_back_that_would_go_wrong_is_found(model: nn.Module, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        check_gradients(model, torch.randn(2, 5))
 
 
 def test_dropout_of_layers_is_none_of_it() -> None:
