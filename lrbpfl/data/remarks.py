@@ -59,6 +59,8 @@ def _clients(dataset: Dataset) -> Iterator[str]:
 def _labels(dataset: Dataset) -> Iterator[str]:
     """About labels that may be no classes."""
     classes = dataset.classes or ()
+    if dataset.num_classes == 1:
+        yield "all examples are of one class: there is nothing to tell apart"
     below = [value for value in classes if isinstance(value, int) and value < 0]
     if below and len(classes) > 2:
         yield f"the label {below[0]} is a class like any other: leave those rows out if it stands for a missing label"
