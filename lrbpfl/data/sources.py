@@ -101,8 +101,10 @@ def read_path(
         what = "is of no known kind" if path.exists() else "is not there"
         raise BadInput(f"{path} {what}: give {KINDS}")
     kinds = {suffix: client_files(path, suffix) for suffix in (".npz", *table_files.SUFFIXES)}
-    images = next(picture_files(path), None)
-    found = [suffix for suffix, files in kinds.items() if files] + ["image"] * (images is not None)
+    found = [suffix for suffix, files in kinds.items() if files]
+    depths = {len(file.relative_to(path).parts) for file in picture_files(path)}
+    if 3 in depths or (depths and not found):  # a picture that merely lies beside the clients' files is none of theirs
+        found.append("image")
     if not found:
         raise BadInput(f"{path} holds no client-name.npz and nothing else that could be read: give {KINDS}")
     if len(found) > 1:

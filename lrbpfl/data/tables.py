@@ -134,6 +134,10 @@ def _labels(table: Table, column: str, owners: Sequence[str]) -> Column:
         numbers = y.astype(np.float64)
     except ValueError:
         return y
+    wrong = np.flatnonzero(numbers != np.rint(numbers))
+    if len(wrong):
+        where = table.where(int(wrong[0]), column, owners[wrong[0]])
+        raise BadInput(f"{where} holds {y[wrong[0]].item()!r}, and labels must be whole numbers or text")
     return as_labels(numbers, f"column {column!r} of {table.name}")
 
 

@@ -181,7 +181,7 @@ def test_a_bad_client_is_named(source: Any, words: str) -> None:
         ("ward", 4, " ", "line 6, column 'ward', names no client"),
         ("ward", 4, "site-3", "client 'site-3' has one example only"),
         ("outcome", 1, "", r"line 3 \(client 'site-2'\), column 'outcome', is empty"),
-        ("outcome", 1, "0.7", "column 'outcome' of all.csv has the label 0.7"),
+        ("outcome", 1, "0.7", r"line 3 \(client 'site-2'\), column 'outcome', holds '0.7'"),
         ("age", 0, "1,2", "line 2 has 5 cells where the first has 4"),
     ],
 )
