@@ -6,6 +6,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lrbpfl.experiments.keys import find_keys
@@ -27,9 +28,10 @@ def show(which: str | None, *, as_json: bool) -> None:
             table.add_column(heading, overflow="fold", ratio=3 if heading == "meaning" else 1)
         for key in keys:
             table.add_row(
-                key.name.rpartition(".")[2], _shown(key.default), key.takes, key.meaning.replace("None:", "not set:")
+                *map(escape, (key.name.rpartition(".")[2], _shown(key.default), key.takes)),
+                escape(key.meaning.replace("None:", "not set:")),  # TOML has no None
             )
-        console.print(table, markup=False)
+        console.print(table)
     console.print("Set with --set KEY=VALUE or in a TOML file; in `run`, an algorithm's fields are algorithm.KEY.")
 
 

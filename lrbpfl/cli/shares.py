@@ -39,6 +39,9 @@ def show(file: Path | None, settings: Iterable[str], *, as_json: bool) -> None:
     first, *new = (sum(map(_size, group.splits.values())) for group in groups)
     clients = len(groups[0].splits)
     console.print(f"{clients} clients, {first} examples of {len(dataset.y)}, seed {seed}")
+    if dataset.class_names and dataset.num_classes <= FEW:
+        called = ", ".join(f"{c} {name}" for c, name in enumerate(dataset.class_names))
+        console.print(f"classes: {called}", markup=False, highlight=False)
     console.print(_split_line(dataset, made.data), *_shift_lines(dataset, made.data, seed), sep="\n")
     if groups[-1].new_alpha == "sites":
         console.print(f"{len(groups[-1].splits)} new clients, the last ones above: {new[0]} examples")

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from lrbpfl.data.clients import feature_name
 from lrbpfl.data.datasets import Dataset
+from lrbpfl.data.scaling import sums
 
 LARGE, SMALL = 10.0, 0.01  # means and spreads of features that networks cope with lie between
 FEW = 10  # examples, with which a client can hardly be judged
+ROUNDING = 1e-7  # a spread of so small a part of the mean is none
 DIGITS = 1e-5  # a spread of so small a part of the mean has two digits left in float32
 SHOWN = 5  # names in a sentence
 REMEDY = "data.standardise=pooled (in Python: standardise='pooled')"
@@ -59,6 +61,8 @@ def _clients(dataset: Dataset) -> Iterator[str]:
 def _labels(dataset: Dataset) -> Iterator[str]:
     """About labels that may be no classes."""
     classes = dataset.classes or ()
+    if dataset.num_classes == 1:
+        yield "all examples are of one class: there is nothing to tell apart"
     below = [value for value in classes if isinstance(value, int) and value < 0]
     if below and len(classes) > 2:
         yield f"the label {below[0]} is a class like any other: leave those rows out if it stands for a missing label"
@@ -97,9 +101,11 @@ def _digits(x: Tensor, names: tuple[str, ...] | None) -> Iterator[str]:
 
 
 def _moments(x: Tensor) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Mean and standard deviation of each feature."""
-    wide = x.numpy()
-    return wide.mean(0, dtype=np.float64), wide.std(0, dtype=np.float64)
+    """Mean and standard deviation of each feature; 0 where it is rounding."""
+    n, total, squares = sums(x)
+    mean = (total / n).numpy()
+    std = np.sqrt(np.maximum((squares / n).numpy() - mean**2, 0))
+    return mean, np.where(std > ROUNDING * np.abs(mean), std, 0)
 
 
 def _listed(names: Sequence[str], word: str, words: str | None = None) -> str:

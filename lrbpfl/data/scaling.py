@@ -13,6 +13,7 @@ from lrbpfl.errors import BadInput
 
 # A spread of so small a part of the mean is rounding, and float32 holds nothing below it: the feature is constant.
 ROUNDING = 1e-6
+AT_ONCE = 4096  # examples in double precision: twice the memory of them all would be much
 
 
 class Scaling(NamedTuple):
@@ -38,8 +39,11 @@ def sums(x: Tensor) -> Sums:
     """The sums of inputs (n, *input)."""
     if not x.is_floating_point():
         raise BadInput(f"inputs of type {x.dtype} cannot be standardised: only floating-point features can")
-    wide = x.double()
-    return Sums(n=len(x), total=wide.sum(0), squares=wide.square().sum(0))
+    total = squares = torch.zeros(x.shape[1:], dtype=torch.float64)
+    for some in x.split(AT_ONCE):
+        wide = some.double()
+        total, squares = total + wide.sum(0), squares + wide.square().sum(0)
+    return Sums(n=len(x), total=total, squares=squares)
 
 
 def pooled(parts: Iterable[Sums]) -> Scaling:

@@ -93,20 +93,24 @@ def read_path(
     path: Path, *, client: str | None = None, label: str | None = None, integers: Integers = "numbers"
 ) -> Dataset:
     """The clients in a file or a folder."""
+    text = (client or tables.CLIENT, label or tables.LABEL)
     if path.is_file() and path.suffix.lower() in table_files.SUFFIXES:
-        return tables.by_client(table_files.read_table(path), client=client, label=label, integers=integers)
+        table = table_files.read_table(path, text)
+        return tables.by_client(table, client=client, label=label, integers=integers)
     if not path.is_dir():
         what = "is of no known kind" if path.exists() else "is not there"
         raise BadInput(f"{path} {what}: give {KINDS}")
     kinds = {suffix: client_files(path, suffix) for suffix in (".npz", *table_files.SUFFIXES)}
-    images = next(picture_files(path), None)
-    found = [suffix for suffix, files in kinds.items() if files] + ["image"] * (images is not None)
+    found = [suffix for suffix, files in kinds.items() if files]
+    depths = {len(file.relative_to(path).parts) for file in picture_files(path)}
+    if 3 in depths or (depths and not found):  # a picture that merely lies beside the clients' files is none of theirs
+        found.append("image")
     if not found:
         raise BadInput(f"{path} holds no client-name.npz and nothing else that could be read: give {KINDS}")
     if len(found) > 1:
         raise BadInput(f"{path} holds {' and '.join(found)} files: keep the clients' files of one kind there")
     if found[0] in table_files.SUFFIXES:
-        own = {file.stem: table_files.read_table(file) for file in kinds[found[0]]}
+        own = {file.stem: table_files.read_table(file, text) for file in kinds[found[0]]}
         return tables.of_clients(path.resolve().name, own, client=client, label=label, integers=integers)
     if client or label:
         raise BadInput(f"{client or label!r} names a column, and {path} holds no tables but {found[0]} files")

@@ -1,8 +1,9 @@
 """Tables from files, .csv and .parquet, and from libraries: pandas, polars, Arrow, Hugging Face datasets."""
 
 import csv
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +13,61 @@ from lrbpfl.data.tables import Column, Table
 from lrbpfl.errors import BadInput
 
 SUFFIXES = (".csv", ".parquet")
+AT_ONCE = 10_000  # rows of text in memory
 
 
-def read_table(path: Path) -> Table:
-    """The table in a file."""
+def read_table(path: Path, text: Collection[str]) -> Table:
+    """The table in a file; cells of the columns ``text`` are never taken for numbers there."""
     try:
-        return _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
+        return _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path, text)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _csv(path: Path) -> Table:
-    """Cells as text, separated by what separates the names in the first line: a comma, a semicolon or a tab."""
+def _csv(path: Path, text: Collection[str]) -> Table:
+    """Cells are separated by what separates the names in the first line: a comma, a semicolon or a tab."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = file.readline()
             file.seek(0)
             lines = csv.reader(file, delimiter=max(",;\t", key=first.count), skipinitialspace=True, strict=True)
             header = [name.strip() for name in next(lines, [])]
-            rows, places = [], []
-            for row in lines:
-                if row and len(row) != len(header):
-                    found = f"{path}: line {lines.line_num} has {len(row)} cells where the first has {len(header)}"
-                    raise BadInput(f"{found}: every row needs one for each column")
-                if row:
-                    rows.append(row)
-                    places.append(lines.line_num)
+            rows = _rows(path, lines, len(header))
+            pieces: list[list[Column]] = []
+            places: list[int] = []
+            while some := list(itertools.islice(rows, AT_ONCE)):
+                places += (place for place, _ in some)
+                cells = zip(*(row for _, row in some), strict=True)
+                pieces.append([_cells(c, name not in text) for name, c in zip(header, cells, strict=True)])
     except (UnicodeError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read as a table of text in UTF-8: {error}") from None
-    _check_names(path.name, header, len(rows))
-    columns = {name: np.array(cells) for name, cells in zip(header, zip(*rows, strict=True), strict=True)}
+    _check_names(path.name, header, len(places))
+    columns = {name: _joined(own) for name, own in zip(header, zip(*pieces, strict=True), strict=True)}
     return Table(path.name, columns, word="line", places=places)
+
+
+def _rows(path: Path, lines: Any, width: int) -> Iterator[tuple[int, list[str]]]:
+    """Rows of a file and the lines where they end; empty lines are none."""
+    for row in lines:
+        if row and len(row) != width:
+            found = f"{path}: line {lines.line_num} has {len(row)} cells where the first has {width}"
+            raise BadInput(f"{found}: every row needs one for each column")
+        if row:
+            yield lines.line_num, row
+
+
+def _cells(cells: Sequence[str], numeric: bool) -> Column:
+    """Numbers, if all of these cells are and may be; else their text."""
+    try:
+        return np.array([float(cell) for cell in cells]) if numeric else np.array(cells)
+    except ValueError:
+        return np.array(cells)
+
+
+def _joined(pieces: Sequence[Column]) -> Column:
+    """A column from its pieces; where only some are numbers, cells stay as they are, and one will be told."""
+    alike = len({piece.dtype.kind for piece in pieces}) == 1
+    return np.concatenate(pieces if alike else [piece.astype(object) for piece in pieces])
 
 
 def _parquet(path: Path) -> Table:

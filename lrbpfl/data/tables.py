@@ -41,10 +41,11 @@ def by_client(table: Table, *, client: str | None, label: str | None, integers: 
     if client == label:
         raise BadInput(f"{table.name}: column {client!r} cannot be both the client and the label")
     owners = _owners(table, client)
-    names, features = list(dict.fromkeys(owners)), _features(table, {client, label})
+    features = _features(table, {client, label})
     x, y = _inputs(table, features, owners), _labels(table, label, owners)
-    own = np.array(owners)
-    parts = [Part(name, x[own == name], y[own == name]) for name in names]
+    names, places, counts = np.unique(owners, return_inverse=True, return_counts=True)
+    rows = np.split(np.argsort(places, kind="stable"), np.cumsum(counts)[:-1])
+    parts = [Part(name, x[own], y[own]) for name, own in zip(names.tolist(), rows, strict=True)]
     return assemble(
         table.name,
         parts,
@@ -76,7 +77,14 @@ def of_clients(
         owners = [owner] * len(table.columns[column])
         parts.append(Part(owner, _inputs(table, features, owners), _labels(table, column, owners)))
     flat = all(part.x.ndim == 2 for part in parts)
-    return assemble(name, parts, integers=integers, feature_names=tuple(features) if flat else None)
+    named = {table.class_names for table in tables.values()}
+    return assemble(
+        name,
+        parts,
+        integers=integers,
+        class_names=named.pop() if len(named) == 1 else None,
+        feature_names=tuple(features) if flat else None,
+    )
 
 
 def features_of(table: Table, wanted: Sequence[str] | None, besides: set[str]) -> Column:
@@ -141,6 +149,10 @@ def _labels(table: Table, column: str, owners: Sequence[str]) -> Column:
         numbers = y.astype(np.float64)
     except ValueError:
         return y
+    wrong = np.flatnonzero(numbers != np.rint(numbers))
+    if len(wrong):
+        where = table.where(int(wrong[0]), column, owners[wrong[0]])
+        raise BadInput(f"{where} holds {y[wrong[0]].item()!r}, and labels must be whole numbers or text")
     return as_labels(numbers, f"column {column!r} of {table.name}")
 
 
@@ -159,17 +171,13 @@ def _numbers(table: Table, column: str, owners: Sequence[str]) -> Column:
         return as_array(cells.tolist(), f"column {column!r} of {table.name}")
     if cells.dtype.kind not in "biufOU":
         raise BadInput(f"{table.name}: column {column!r} is {cells.dtype}, and features must be numbers")
+    if cells.dtype.kind == "U" and np.isin(switches := np.char.lower(np.char.strip(cells)), ("true", "false")).all():
+        return np.equal(switches, "true")
     try:
         values = cells.astype(np.float64) if cells.dtype.kind in "OU" else cells
     except (ValueError, TypeError, OverflowError):
-        row = next(row for row, cell in enumerate(cells.tolist()) if not _is_number(cell))
-        cell = cells[row]
-        found = f"{cell!s:.50}".strip() if is_value(cell) else ""
-        where = table.where(row, column, owners[row])
-        if not found:
-            raise BadInput(f"{where} is empty: fill it in, or leave the row out") from None
-        raise BadInput(f"{where} holds {found!r}: features must be numbers, so encode or leave out others") from None
-    if values.ndim == 1 and values.dtype.kind == "f":
+        raise _bad_cell(table, column, owners) from None
+    if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
             wrong = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
         if len(wrong):
@@ -177,6 +185,17 @@ def _numbers(table: Table, column: str, owners: Sequence[str]) -> Column:
             where = table.where(int(wrong[0]), column, owners[wrong[0]])
             raise BadInput(f"{where} {found}, and features must be finite numbers that fit into float32")
     return values
+
+
+def _bad_cell(table: Table, column: str, owners: Sequence[str]) -> BadInput:
+    """The sentence about the first cell of a feature that is not a number."""
+    cells = table.columns[column].tolist()
+    row = next(row for row, cell in enumerate(cells) if not _is_number(cell))
+    found = f"{cells[row]!s:.50}".strip() if is_value(cells[row]) else ""
+    where = table.where(row, column, owners[row])
+    if not found:
+        return BadInput(f"{where} is empty: fill it in, or leave the row out")
+    return BadInput(f"{where} holds {found!r}: features must be numbers, so encode or leave out others")
 
 
 def _is_number(cell: Any) -> bool:

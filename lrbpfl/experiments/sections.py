@@ -12,7 +12,8 @@ Count = Annotated[int, Field(ge=1)]
 # One value stands for a list of one.
 Several = BeforeValidator(lambda given: tuple(given) if isinstance(given, list | tuple) else (given,))
 Alphas = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1), Several]
-Names = Annotated[tuple[str, ...], Several]
+# Names that are numbers need no quotes.
+Names = Annotated[tuple[Annotated[str, BeforeValidator(lambda n: str(n) if type(n) is int else n)], ...], Several]
 
 
 class Section(BaseModel):

@@ -67,3 +67,12 @@ def test_images_that_differ_are_named(tmp_path: Path) -> None:
     (tmp_path / "a" / "yes" / "1.png").rename(tmp_path / "a" / "1.png")
     with pytest.raises(BadInput, match=r"1\.png must lie two folders below"):
         load(str(tmp_path))
+
+
+def test_a_picture_beside_the_clients_files_is_none_of_theirs(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.eye(2), y=[0, 1])
+    Image.new("L", (3, 3)).save(tmp_path / "plot.png")
+    assert load(str(tmp_path)).client_names == ("a",)
+    draw(tmp_path, "b", "no", "0.png")
+    with pytest.raises(BadInput, match=r"holds \.npz and image files"):
+        load(str(tmp_path))

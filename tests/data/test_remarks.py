@@ -51,6 +51,11 @@ def test_scales_name_the_worst_feature_and_the_remedy() -> None:
     assert any("too little for float32" in remark for remark in remarks(stamps, standardise="client"))
 
 
+def test_constant_features_are_passed_over() -> None:
+    x = np.column_stack([np.full(999, 0.1), np.full(999, 9.9), numpy_generator(0).normal(size=999)])
+    assert remarks(read_clients({"a": (x, np.arange(999) % 2)})) == []
+
+
 def test_images_with_channels_last_are_told() -> None:
     images = np.zeros((12, 16, 16, 3), np.uint8)
     assert "channels last" in remarks(read_clients({"a": (images, [0, 1] * 6)}))[0]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from lrbpfl.data import Dataset, load, read_clients
+from lrbpfl.data import Dataset, load, read_clients, table_files
 from lrbpfl.errors import BadInput
 
 NAMES = ("site-2", "site-10")
@@ -70,6 +70,22 @@ def test_csv(tmp_path: Path, separator: str) -> None:
     same(load(str(tmp_path / "all.csv"), **COLUMNS))
 
 
+def test_csv_says_true_and_false(tmp_path: Path) -> None:
+    FRAME.assign(male=[True, False, True, False, False]).to_csv(tmp_path / "all.csv", index=False)
+    dataset = load(str(tmp_path / "all.csv"), **COLUMNS)
+    assert dataset.feature_names == ("age", "bmi", "male") and dataset.x[:, 2].tolist() == [0, 1, 0, 1, 0]
+
+
+def test_csv_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_files, "AT_ONCE", 2)
+    FRAME.to_csv(tmp_path / "all.csv", index=False)
+    same(load(str(tmp_path / "all.csv"), **COLUMNS))
+    text = (tmp_path / "all.csv").read_text().replace("-1,", "?,")
+    (tmp_path / "all.csv").write_text(text)
+    with pytest.raises(BadInput, match=r"line 5 \(client 'site-10'\), column 'bmi', holds '\?'"):
+        load(str(tmp_path / "all.csv"), **COLUMNS)
+
+
 def test_parquet_without_the_index_of_a_frame(tmp_path: Path) -> None:
     FRAME.set_index(pd.Index([5, 3, 9, 1, 0])).to_parquet(tmp_path / "all.parquet")
     same(read_clients(tmp_path / "all.parquet", **COLUMNS))
@@ -111,6 +127,11 @@ def test_hugging_face_images_arrays_and_class_names() -> None:
     dataset = read_clients(hf.Dataset.from_dict(rows, features=features))
     assert np.array_equal(dataset.x.numpy(), pixels.transpose(0, 3, 1, 2))
     assert dataset.class_names == ("no", "maybe", "yes") and dataset.y.tolist() == [2, 0, 0, 2]
+    by_client = {
+        name: hf.Dataset.from_dict(rows, features=features).select(own)
+        for name, own in {"a": [0, 1], "b": [2, 3]}.items()
+    }
+    assert read_clients(by_client).class_names == ("no", "maybe", "yes")
     vectors = hf.Dataset.from_dict({"client": [*"aabb"], "v": [[1.0, 2.0]] * 4, "label": [0, 1, 0, 1]})
     assert read_clients(vectors).x.shape == (4, 2)
     with pytest.raises(BadInput, match="splits train, test"):
@@ -160,7 +181,7 @@ def test_a_bad_client_is_named(source: Any, words: str) -> None:
         ("ward", 4, " ", "line 6, column 'ward', names no client"),
         ("ward", 4, "site-3", "client 'site-3' has one example only"),
         ("outcome", 1, "", r"line 3 \(client 'site-2'\), column 'outcome', is empty"),
-        ("outcome", 1, "0.7", "column 'outcome' of all.csv has the label 0.7"),
+        ("outcome", 1, "0.7", r"line 3 \(client 'site-2'\), column 'outcome', holds '0.7'"),
         ("age", 0, "1,2", "line 2 has 5 cells where the first has 4"),
     ],
 )

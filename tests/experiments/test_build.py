@@ -198,6 +198,11 @@ def test_whole_sites_can_be_new(configure: Configure) -> None:
         assert torch.equal(client.test.x, plain[client.name].test.x)
 
 
+def test_sites_may_be_called_by_numbers() -> None:
+    assert parse({"data": {"new_sites": 3}}).data.new_sites == ("3",)
+    assert parse({"data": {"new_sites": [3, "b"]}}).data.new_sites == ("3", "b")
+
+
 def test_the_seed_chooses_which_sites_are_new(configure: Configure) -> None:
     chosen = set()
     for seed in range(8):
