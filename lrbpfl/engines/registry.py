@@ -28,7 +28,5 @@ def find(name: str) -> Make:
     """What makes the engine of this name, ours or an installed package's; only that package is loaded."""
     make: Make = plugins.find("engine", GROUP, name, ENGINES)
     if not callable(make):
-        raise BadInput(
-            f"{plugins.who('engine', GROUP, name)} is {make!r}, which cannot be called with (setup, workers)"
-        )
+        raise BadInput(f"{plugins.who('engine', GROUP, name)} is {make!r}, which cannot be called to make an engine")
     return make

@@ -208,10 +208,10 @@ def portable(case: Case) -> None:
 
 
 CONTRACTS: tuple[Check, ...] = (
+    detached,  # first: the others rely on it
     pure,
     seeded,
     discreet,
-    detached,
     steady,
     symmetric,
     restorable,

@@ -1,0 +1,89 @@
+"""An engine that breaks a promise is told which one; ours keep them all."""
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from lrbpfl.engines.loop import Evaluation, Reply
+from lrbpfl.engines.processes import Processes
+from lrbpfl.engines.serial import Serial
+from lrbpfl.engines.work import Setup
+from lrbpfl.testing import check_engine
+from lrbpfl.trees import Tree
+
+
+class OtherSeed(Serial):
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup._replace(seed=1))
+
+
+class Backwards(Serial):
+    def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
+        yield from super().update({k: messages[k] for k in sorted(messages)}, t)
+
+
+class Eager(Serial):
+    """Keeps a state before anybody accepted the upload."""
+
+    def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
+        for reply in super().update(messages, t):
+            self.states.update(self._staged)
+            yield reply
+
+
+class Forgetful(Serial):
+    def accept(self, k: int) -> None:
+        pass
+
+
+class Brittle(Serial):
+    """A client that raises ends the run."""
+
+    def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
+        for reply in super().update(messages, t):
+            if reply.failure:
+                raise RuntimeError(reply.failure)
+            yield reply
+
+
+class Mute(Serial):
+    def evaluate(self, messages: Mapping[int, Tree], t: int) -> Iterator[Evaluation]:
+        for evaluation in super().evaluate(messages, t):
+            yield evaluation if evaluation.result else Evaluation(evaluation.client_id, None, "something")
+
+
+class Sharing(Serial):
+    """One client's state for everybody."""
+
+    def _state(self, k: int) -> Tree:
+        return next(iter(self.states.values())) if self.states else super()._state(k)
+
+
+class Judging(Serial):
+    """Judges clients as if they had never taken part."""
+
+    def evaluate(self, messages: Mapping[int, Tree], t: int) -> Iterator[Evaluation]:
+        yield from Serial(self.setup).evaluate(messages, t)
+
+
+def test_ours_keep_them_all() -> None:
+    check_engine(Serial)
+    check_engine(lambda setup: Processes(setup, 2))
+
+
+@pytest.mark.parametrize(
+    ("engine", "sentence"),
+    [
+        (OtherSeed, "the server after round 0 is not the serial engine's"),
+        (Backwards, r"replies come from the clients \[0, 1, 2\], messages went to \[2, 0, 1\]"),
+        (Eager, "a state is kept of a client whose upload nobody accepted"),
+        (Forgetful, r"states are kept of the clients \[\]"),
+        (Brittle, "the engine fails in a small run: RuntimeError: LookupError: this client fails on purpose"),
+        (Mute, "a client whose prediction raised is evaluated as 'something'"),
+        (Sharing, "the evaluations after round 1 are not the serial engine's"),
+        (Judging, "the evaluations after round 1 are not the serial engine's"),
+    ],
+)
+def test_a_broken_promise_is_told(engine: type[Serial], sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        check_engine(engine)
