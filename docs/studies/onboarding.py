@@ -43,6 +43,7 @@ FIELDS = {"speakers": {}, "cifar10": {"weights": "kaiming"}}  # of FedAvg, as in
 
 
 def config(data: str, algorithm: str, seed: int) -> Config:
+    """A run with new clients."""
     federation = {**ROUNDS[data], "seed": seed, "evaluate_every": 0, "label_prior": 1.0}
     fields = FIELDS[data] if algorithm == "fedavg" else {}
     return parse({"data": DATA[data], "federation": federation, "algorithm": {"name": algorithm, **fields}})
@@ -62,6 +63,7 @@ def tuned(task: Task, W: Params, data: Data, part: str, rng: torch.Generator) ->
 
 
 def main() -> None:
+    """Run the study and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", choices=DATA)
     parser.add_argument("--seeds", type=int, default=1)

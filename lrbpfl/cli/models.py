@@ -112,7 +112,7 @@ def _features_at(run: Path) -> tuple[str, ...] | None:
 
 def _labelled(path: Path, label: str | None, features: tuple[str, ...] | None) -> tuple[Any, Any]:
     if path.suffix.lower() in SUFFIXES:
-        table = read_table(path)
+        table = read_table(path, {label or LABEL, CLIENT})
         return features_of(table, features, {label or LABEL, CLIENT}), labels_of(table, label)
     arrays = _arrays(path)
     if not {"x", "y"} <= arrays.keys():
@@ -122,7 +122,7 @@ def _labelled(path: Path, label: str | None, features: tuple[str, ...] | None) -
 
 def _inputs(path: Path, features: tuple[str, ...] | None) -> Any:
     if path.suffix.lower() in SUFFIXES:
-        return features_of(read_table(path), features, {LABEL, CLIENT})
+        return features_of(read_table(path, {LABEL, CLIENT}), features, {LABEL, CLIENT})
     arrays = _arrays(path)
     if "x" in arrays:
         return arrays["x"]

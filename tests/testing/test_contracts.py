@@ -14,6 +14,7 @@ from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.algorithms.plain import Personal
 from lrbpfl.algorithms.protocol import Info, Task, Update
 from lrbpfl.core.descent import Data
+from lrbpfl.core.inputs import Inputs
 from lrbpfl.core.network import Params
 from lrbpfl.testing import check_algorithm
 from lrbpfl.testing.form import nameable
@@ -29,7 +30,7 @@ class MutatesMessage(FedAvg):
 
 
 class TrainsTemplate(FedAvg):
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         task.model.train(not task.model.training)
         return super().predict(task, personal, x, rng)
 
@@ -94,12 +95,12 @@ class TakesTwo(FedAvg):
 
 
 class Logits(FedAvg):
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         return super().predict(task, personal, x, rng).log().exp() * 1.01
 
 
 class OneSample(FedAvg):
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         return super().predict(task, personal, x, rng)[0]
 
 
