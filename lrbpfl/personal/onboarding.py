@@ -20,7 +20,7 @@ from lrbpfl.data.scaling import Scaling, fit
 from lrbpfl.data.splits import split
 from lrbpfl.data.table_files import frame_table, is_frame
 from lrbpfl.data.tables import features_of
-from lrbpfl.engines.work import one_thread, own_part
+from lrbpfl.engines.work import Setup, dropout_seeded, one_thread, own_part
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import scores
 from lrbpfl.personal import files
@@ -95,7 +95,7 @@ def _made(
     except (KeyError, ValueError, TypeError) as error:
         raise BadInput(f"{where} cannot be used: it holds no message of {type(algorithm).__name__} ({error})") from None
     state = algorithm.init_client(task, generator(seed, "client", name))
-    with one_thread():
+    with one_thread(), dropout_seeded(Setup(algorithm, task, (), seed), "personalise", name):
         personal = algorithm.personalise(task, message, state, train, generator(seed, "personalise", name))
     return Parts(*own_part(personal, message)), dict(trees.named_leaves(message))
 

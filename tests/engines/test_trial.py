@@ -33,7 +33,7 @@ def setup_of(model: nn.Module, *inputs: Any, **parts: Any) -> Setup:
     """One client for each of the inputs, of which two are for training and two for testing."""
     y = torch.tensor([0, 2])
     clients = tuple(ClientData(f"c{k}", train=Data(x, y), test=Data(x, y)) for k, x in enumerate(inputs))
-    odd = {part: Data(x, y) for part, x in parts.items() if part != "public"}
+    odd: dict[str, Any] = {part: Data(x, y) for part, x in parts.items() if part != "public"}
     clients = (*clients[:-1], clients[-1]._replace(**odd))
     return Setup(FedAvg(), Task(model=model, num_classes=3, public=parts.get("public")), clients, seed=0)
 
