@@ -3,9 +3,11 @@
 import copy
 import dataclasses
 import hashlib
+import json
 import sys
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from lrbpfl import algorithms, trees
 from lrbpfl.algorithms.protocol import Algorithm, Task, wishes_of
 from lrbpfl.cli.progress import Display
+from lrbpfl.core.network import init_params
 from lrbpfl.disk import write_file
 from lrbpfl.engines.work import Setup, check_setup
 from lrbpfl.errors import BadInput
@@ -27,6 +30,7 @@ from lrbpfl.personal.model import PersonalModel, load
 from lrbpfl.personal.onboarding import onboard
 from lrbpfl.reports.collect import collect
 from lrbpfl.reports.page import render
+from lrbpfl.rng import generator
 
 COHORT = 5  # clients a round, where nobody says how many
 
@@ -98,6 +102,7 @@ class Federation:
             "standardise": standardise,
         }
         self._path: Path | None = None
+        self._temporary: tuple[Path, Callable[[], object]] | None = None
         self._say(*gathered.remarks)
 
     @property
@@ -129,7 +134,7 @@ class Federation:
         self._path = path
         return self
 
-    def personal(self, client: str) -> PersonalModel:
+    def personal(self, client: str | int) -> PersonalModel:
         """A client's own model: it predicts, and can be saved."""
         return load(self.path, client=client, model=self._model)
 
@@ -160,9 +165,11 @@ class Federation:
 
     def close(self) -> None:
         """Let temporary files go; worker processes have ended with `fit`."""
-        if hasattr(self, "_finalizer"):
-            self._finalizer()
-            self._path = None
+        if self._temporary is not None:
+            folder, clear = self._temporary
+            clear()
+            self._temporary = None
+            self._path = None if self._path == folder / "run" else self._path
 
     def __enter__(self) -> "Federation":
         return self
@@ -193,7 +200,7 @@ class Federation:
         """A directory that lives as long as this object."""
         self.close()
         folder = tempfile.TemporaryDirectory(prefix="lrbpfl-")
-        self._finalizer = weakref.finalize(self, folder.cleanup)
+        self._temporary = Path(folder.name), weakref.finalize(self, folder.cleanup)
         return Path(folder.name)
 
     def _say(self, *sentences: str) -> None:
@@ -213,10 +220,11 @@ def name_of(algorithm: Algorithm) -> str:
 
 
 def _digest(setup: Setup) -> str:
-    """A hash of everybody's data and of the model, and of its weights if training starts from them."""
+    """A hash of everybody's data, of the model, and of those of its weights that training starts from."""
     found = hashlib.sha256(fingerprint(setup.task.model).encode())
-    start = list(setup.task.model.parameters()) if setup.task.pretrained else []
-    for leaf in start:
+    found.update(json.dumps([setup.classes, setup.features]).encode())
+    start = init_params(setup.task.model, generator(0), "template" if setup.task.pretrained else "kaiming")
+    for leaf in start.values():
         found.update(_bytes(leaf))
     for client in setup.clients:
         found.update(client.name.encode())

@@ -88,7 +88,10 @@ def _several(own: Any) -> bool:
 
 def _several_inputs(source: Mapping[Any, Any]) -> Source:
     """Clients whose models take several inputs: pairs of a tuple or dict of arrays, and labels."""
-    pairs = {name: source[name] for name in natural_order(map(str, source))}
+    named = {str(name): own for name, own in source.items()}
+    if len(named) < len(source):
+        raise BadInput("two clients have the same name: every client needs a name of its own")
+    pairs = {name: _pair(name, named[name]) for name in natural_order(named)}
     labels = {name: as_labels(_plain(y), f"client {name!r}") for name, (_, y) in pairs.items()}
     classes = classes_of(labels)
     data = {}
@@ -101,6 +104,13 @@ def _several_inputs(source: Mapping[Any, Any]) -> Source:
             raise BadInput(f"client {name!r}: its inputs {wrong}")
         data[name] = Data(inputs, torch.from_numpy(numbers_of([labels[name]], classes)))
     return Source(data, classes, None)
+
+
+def _pair(name: str, own: Any) -> tuple[Any, Any]:
+    if not _several(own):
+        raise BadInput(f"client {name!r} has no pair of several inputs (a tuple or dict of arrays) and labels")
+    x, y = own
+    return x, y
 
 
 def _plain(y: Any) -> Any:

@@ -52,12 +52,15 @@ def resume(path: Path, progress: Progress, *, loading: bool = False) -> dict[str
 
 def proceed(path: Path, config: Config, setup: Setup, progress: Progress) -> dict[str, Any]:
     """A run of data that no configuration can load: a new one, or on with what is there if that is the same run."""
+    if path.is_dir() and not any(path.iterdir()):
+        path.rmdir()  # somebody made room
     if not path.exists():
         return start(config, path, setup, progress)
     run, found = Run.open(path)
     if fingerprint(found) != fingerprint(config):
         raise BadInput(
-            f"{path} holds another run: its data, model, fields, rounds or seed differ; name another directory"
+            f"{path} holds another run: its data, model, starting weights, fields, rounds or seed "
+            "differ; name another directory"
         )
     return read_summary(path) if (path / "summary.json").exists() else _go(run, config, setup, progress)
 

@@ -2,7 +2,8 @@
 
 import copy
 import hashlib
-from math import prod
+import inspect
+import re
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from lrbpfl.errors import BadInput
 from lrbpfl.models import MODELS
 
 Shape = tuple[int, ...]
+LARGEST = 2**27  # parameters of a network that is made because a file says so
+_PLACE = re.compile(r" at 0x[0-9a-f]+")  # in memory, in an object's text
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -22,10 +25,7 @@ def fingerprint(model: nn.Module) -> str:
     """
     found = hashlib.sha256()
     for name, module in model.named_modules():
-        settings = (
-            module.extra_repr() if not list(module.children()) or type(module).__module__.startswith("torch.") else ""
-        )
-        found.update(f"{name}|{type(module).__qualname__}|{settings}\n".encode())
+        found.update(f"{name}|{type(module).__qualname__}|{_settings(module)}\n".encode())
     for name, p in model.named_parameters():
         found.update(f"{name}|{tuple(p.shape)}|{p.dtype}|{p.requires_grad}\n".encode())
         if not p.requires_grad:
@@ -34,6 +34,25 @@ def fingerprint(model: nn.Module) -> str:
         found.update(f"{name}|{tuple(buffer.shape)}|{buffer.dtype}\n".encode())
         found.update(_bytes(buffer))
     return found.hexdigest()
+
+
+def _settings(module: nn.Module) -> str:
+    """How a layer was made: what torch tells of it, and attributes that are called as arguments of its constructor.
+
+    Other attributes may be counters or caches, and change while a model is used.
+    """
+    arguments = inspect.signature(type(module).__init__).parameters
+    own = {name: _plain(value) for name, value in vars(module).items() if name in arguments}
+    return f"{_PLACE.sub('', module.extra_repr())}|{sorted((k, v) for k, v in own.items() if v is not None)}"
+
+
+def _plain(value: Any) -> str | None:
+    """A setting as text that is the same in every process; None for what is not plain."""
+    if isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return str([_plain(part) for part in value])
+    return getattr(value, "__qualname__", None) if callable(value) else None
 
 
 def registered(model: nn.Module, num_classes: int, shape: Shape | None) -> str | None:
@@ -57,23 +76,26 @@ def restored(about: Any, num_classes: int, shape: Shape | None, model: nn.Module
         raise BadInput(f"{where} cannot be used: its description does not say which model it belongs to")
     name = about.get("name")
     if model is None and name is not None:
-        if name not in MODELS or shape is None or prod(shape) > 2**20 or num_classes > 2**16:
-            raise BadInput(
-                f"{where} cannot be used: it names a model that this version does not have, {str(name)[:40]!r}"
-            )
-        model = _made(name, num_classes, shape)
+        model = _made(name, num_classes, shape) if isinstance(name, str) and name in MODELS and shape else None
+        if model is None:
+            raise BadInput(f"{where} cannot be used: this version cannot make the model it names, {str(name)[:40]!r}")
     if model is None:
         raise BadInput(f"{where} belongs to a model of your own: give it, as in lrbpfl.load(path, model=model)")
     model = copy.deepcopy(model).eval()  # what its owner does with it later changes nothing here
     if fingerprint(model) != about["fingerprint"]:
-        raise BadInput(f"{where} belongs to another model: its layers, or parameters that are never trained, differ")
+        raise BadInput(
+            f"{where} belongs to another model: its layers, their settings or parameters that are never trained differ"
+        )
     return model
 
 
 def _made(name: str, num_classes: int, shape: Shape) -> nn.Module | None:
+    """One of our networks; None if there is none for such inputs, or it would be very large."""
     try:
+        with torch.device("meta"):  # takes no memory
+            large = sum(p.numel() for p in MODELS[name](num_classes, shape).parameters()) > LARGEST
         with torch.random.fork_rng(devices=[]):  # making a network draws its first weights
-            return MODELS[name](num_classes, shape).eval()
+            return None if large else MODELS[name](num_classes, shape).eval()
     except (BadInput, RuntimeError, ValueError):
         return None
 

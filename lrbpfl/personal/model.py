@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from lrbpfl import algorithms, trees
 from lrbpfl.algorithms.protocol import Algorithm, Task
-from lrbpfl.data.scaling import Scaling
 from lrbpfl.data.table_files import frame_table, is_frame
 from lrbpfl.data.tables import features_of
 from lrbpfl.engines.work import Setup, one_thread
@@ -24,9 +22,10 @@ from lrbpfl.metrics import Predictions, reduce, tempering
 from lrbpfl.metrics.conformal import Promise, needed, promise_of, too_few
 from lrbpfl.metrics.predictions import Floats
 from lrbpfl.personal import files, identity
+from lrbpfl.personal.checks import address_of, calibration_of, check_personal, scaling_of, temperature_of
 from lrbpfl.personal.files import FORMAT, Document
 from lrbpfl.personal.signature import as_inputs, checked, example, shape_of, signature
-from lrbpfl.rng import Address, generator
+from lrbpfl.rng import generator
 
 Class = int | str  # a label as its owner writes it
 
@@ -67,6 +66,11 @@ class PersonalModel:
         self.inputs = checked(own.about.get("inputs"), where)
         self.classes = classes_of(own.about, where)
         self.features = features_in(own.about)
+        check_personal(own, message_of(shared) if shared else {}, where)
+        self.temperature = temperature_of(own.about, where)  # what its probabilities are tempered by; 1 if by nothing
+        self.scaling = scaling_of(own, where)  # of its features; None if they are taken as they come
+        self.calibration = calibration_of(own, where).numpy()  # the scores that sets are made of, rising
+        self._address = address_of(own.about, where)
         self.task = task_of(own.about, model, where)
         self._tree = self._assembled(where)
         self._try(where)
@@ -85,15 +89,17 @@ class PersonalModel:
             x = features_of(frame_table(x, "the table"), self.features, set())
         p = self.predictions(as_inputs(x, self.inputs))
         said = Prediction(p.probs, p.total, p.aleatoric, p.epistemic, self.classes)
-        kept = self._own.tensors.get("calibration", torch.zeros(0)).double().numpy()
-        if len(kept) < needed(coverage, confidence):
-            return said._replace(refusal=f"client {self.client!r}: {too_few(len(kept), coverage, confidence)}")
-        return said._replace(promise=promise_of(kept, coverage, confidence))
+        n = len(self.calibration)
+        if n < needed(coverage, confidence):
+            return said._replace(refusal=f"client {self.client!r}: {too_few(n, coverage, confidence)}")
+        return said._replace(promise=promise_of(self.calibration, coverage, confidence))
 
     def predictions(self, x: Any) -> Predictions:
         """The same for tensors as they come from their owner, in the form that metrics take; labels are 0."""
         with one_thread():  # the same bits as in a run
-            samples = self.algorithm.predict(self.task, self._tree, self._scaled(x), generator(*self._address))
+            samples = self.algorithm.predict(
+                self.task, self._tree, x if self.scaling is None else self.scaling.apply(x), generator(*self._address)
+            )
         rows = samples.shape[1]
         return tempering.temper(reduce(samples, torch.zeros(rows, dtype=torch.int64)), self.temperature)
 
@@ -106,26 +112,16 @@ class PersonalModel:
         path = Path(path)
         own = self._whole() if whole and self._shared else self._own
         if half:
-            own = own._replace(tensors={name: _halved(leaf) for name, leaf in own.tensors.items()})
+            own = own._replace(tensors={name: _halved(name, leaf) for name, leaf in own.tensors.items()})
         if self._shared and not whole and not (target := path.parent / shared_name(self._shared)).exists():
             files.write(target, self._shared)
         files.write(path, own)
         return path
 
-    @cached_property
-    def temperature(self) -> float:
-        """What its probabilities are tempered by; 1 if by nothing."""
-        return float(self.about.get("temperature", 1.0))
-
-    def _scaled(self, x: Any) -> Any:
-        """Features on the scale that the client trained on."""
-        mean, std = (self._own.tensors.get(f"scaling/{part}") for part in ("mean", "std"))
-        return x if mean is None or std is None else Scaling(mean, std).apply(x)
-
-    @cached_property
-    def _address(self) -> tuple[int, *tuple[Address, ...]]:
-        seed, *path = self.about["address"]
-        return (seed, *path)
+    def __repr__(self) -> str:
+        many = "class" if len(self.classes) == 1 else "classes"
+        made = f"by {self.about['algorithm']['name']} from {self.about['examples']} examples"
+        return f"<PersonalModel of client {self.client!r}: {len(self.classes)} {many}, made {made}>"
 
     def _leaves(self) -> dict[str, Tensor]:
         """Every tensor of the model by its name, its own and those it shares."""
@@ -152,7 +148,6 @@ class PersonalModel:
     def _try(self, where: str) -> None:
         """Predict once, on zeros: whatever does not fit shows here, and not when somebody relies on it."""
         try:
-            _ = self._address, self.temperature
             found = self.predictions(example(self.inputs))
         except Exception as error:  # a file may hold anything, and this is where it meets the model
             reason = " ".join(str(error).split())[:200]
@@ -163,6 +158,8 @@ class PersonalModel:
             raise BadInput(
                 f"{where} cannot be used: it predicts {found.probs.shape[1]} classes and names {len(self.classes)}"
             )
+        if not np.isfinite(found.probs).all():
+            raise BadInput(f"{where} cannot be used: its probabilities are not finite")
 
 
 def message_of(shared: Document) -> dict[str, Tensor]:
@@ -175,7 +172,7 @@ def shared_name(shared: Document) -> str:
     return f"W-{shared.digest[:16]}.safetensors"
 
 
-def load(path: str | Path, *, client: str | None = None, model: nn.Module | None = None) -> PersonalModel:
+def load(path: str | Path, *, client: str | int | None = None, model: nn.Module | None = None) -> PersonalModel:
     """A client's model from its file, or from the directory of a finished run by the client's name.
 
     A model of your own has to be given; the package's own are made by name.
@@ -206,19 +203,26 @@ def _shared_of(own: Document, path: Path) -> Document | None:
     raise BadInput(f"{path} belongs to a shared network that is not beside it: {name} is missing")
 
 
-def _of_client(run: Path, client: str | None) -> Path:
+def _of_client(run: Path, client: str | int | None) -> Path:
     """The file of a client of a finished run."""
-    file = run / "clients.json"
+    names = _client_names(run / "clients.json")
+    if client is None or str(client) not in names:
+        some = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+        wrong = f"{run} has models of many clients: name one" if client is None else f"{run} has no client {client!r}"
+        raise BadInput(f"{wrong}; its clients: {some}")
+    return run / "clients" / f"{names.index(str(client)):05d}" / "personal.safetensors"
+
+
+def _client_names(file: Path) -> list[str]:
     if not file.is_file():
-        raise BadInput(f"{run} holds no clients.json: it is no finished run")
+        raise BadInput(f"{file.parent} holds no {file.name}: it is no finished run")
     try:
         names = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{file} cannot be read: {error}") from None
-    if client not in names:
-        some = ", ".join(map(str, names[:20])) + (", ..." if len(names) > 20 else "")
-        raise BadInput(f"{run} has no client {client!r}; its clients: {some}")
-    return run / "clients" / f"{names.index(client):05d}" / "personal.safetensors"
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadInput(f"{file} cannot be used: it holds no list of names")
+    return names
 
 
 def algorithm_of(about: Mapping[str, Any], where: str) -> Algorithm:
@@ -263,8 +267,13 @@ def task_of(about: Mapping[str, Any], model: nn.Module | None, where: str) -> Ta
     )
 
 
-def _halved(leaf: Tensor) -> Tensor:
-    return leaf.half() if leaf.dtype == torch.float32 else leaf
+def _halved(name: str, leaf: Tensor) -> Tensor:
+    """A number of the model in 16 bits; scales of features stay as they are."""
+    if leaf.dtype != torch.float32 or not name.startswith("own/"):
+        return leaf
+    if not torch.equal(leaf.half().isfinite(), leaf.isfinite()):
+        raise BadInput(f"{name.removeprefix('own/')} holds numbers that 16 bits cannot: save without half")
+    return leaf.half()
 
 
 def versions() -> dict[str, str]:

@@ -1,5 +1,7 @@
 """What a model takes in: recorded from the data it was trained on, and demanded of what it is shown later."""
 
+from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ from torch import Tensor
 from lrbpfl.errors import BadInput
 
 Inputs = Any  # a tensor, or a tuple or dict of tensors with the same first dimension
+LARGEST = 2**27  # numbers in one example: no file makes us ask for more memory
 DTYPES = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.uint8, torch.int64)}
 
 
@@ -28,15 +31,30 @@ def shape_of(described: Any) -> tuple[int, ...] | None:
 
 def checked(described: Any, where: str) -> Any:
     """A signature that was read from a file, if it is one."""
+    found = _checked(described, where)
+    if sum(prod(shape) for shape in _shapes(found)) > LARGEST:
+        raise BadInput(f"{where} cannot be used: its model takes inputs of an impossible shape")
+    return found
+
+
+def _shapes(described: Any) -> Iterator[list[int]]:
+    if "shape" in described:
+        yield described["shape"]
+    else:
+        parts = described["several"] if "several" in described else described["named"].values()
+        yield from (shape for part in parts for shape in _shapes(part))
+
+
+def _checked(described: Any, where: str) -> Any:
     fine = isinstance(described, dict)
     if fine and set(described) == {"named"} and isinstance(described["named"], dict) and described["named"]:
-        return {"named": {str(name): checked(part, where) for name, part in described["named"].items()}}
+        return {"named": {str(name): _checked(part, where) for name, part in described["named"].items()}}
     if fine and set(described) == {"several"} and isinstance(described["several"], list) and described["several"]:
-        return {"several": [checked(part, where) for part in described["several"]]}
+        return {"several": [_checked(part, where) for part in described["several"]]}
     shape = described.get("shape") if fine else None
-    if not isinstance(shape, list) or described.get("dtype") not in DTYPES:
+    if not isinstance(shape, list) or not isinstance(kind := described.get("dtype"), str) or kind not in DTYPES:
         raise BadInput(f"{where} cannot be used: its description does not say what inputs the model takes")
-    if not all(isinstance(size, int) and 0 < size < 2**31 for size in shape) or len(shape) > 8:
+    if not all(type(size) is int and 0 < size < 2**31 for size in shape) or len(shape) > 8:
         raise BadInput(f"{where} cannot be used: its model takes inputs of an impossible shape")
     return described
 
