@@ -23,7 +23,7 @@ hypernetwork. A client with one class takes part as any other. Nobody trains bef
 import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -34,6 +34,7 @@ from lrbpfl import trees
 from lrbpfl.algorithms.protocol import (
     STRICT,
     Count,
+    Ensemble,
     Info,
     NonNegative,
     Positive,
@@ -82,6 +83,14 @@ class Personal(NamedTuple):
 
     W: Params
     log_variance: LogVariances
+    log_prior: Tensor  # (classes,)
+
+
+class NoisyEnsemble(NamedTuple):
+    """A client's model with its noise drawn."""
+
+    W: Params
+    noisy: tuple[Params, ...]  # the weights with noise, one dict for each sample
     log_prior: Tensor  # (classes,)
 
 
@@ -178,14 +187,21 @@ class MetaVD:
 
     def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
         """Softmax of the mean logits of sampled networks, (1, n, classes), or of each one's, (samples, n, classes)."""
+        tensors, logits = self.ensemble(task, personal, rng)
+        return probabilities(lambda x: logits(tensors, x), x)
+
+    def ensemble(self, task: Task, personal: Personal, rng: Generator) -> Ensemble:
+        """Networks that differ in their noisy weights."""
         W, log_variance, log_prior = personal
         networks = [dropout.draw(W, log_variance, rng, self.noise) for _ in range(self.samples)]
+        noisy = tuple({name: w[name] for name in log_variance} for w in networks)
 
-        def logits(x: Tensor) -> Tensor:
+        def logits(own: NoisyEnsemble, x: Any) -> Tensor:
             x = inputs(x)
-            return self._averaged(torch.stack([forward(task.model, w, x) for w in networks])) + log_prior
+            samples = torch.stack([forward(task.model, {**own.W, **noisy}, x) for noisy in own.noisy])
+            return self._averaged(samples) + own.log_prior
 
-        return probabilities(logits, x)
+        return Ensemble(NoisyEnsemble(W, noisy, log_prior), logits)
 
     def kl_weight(self, rounds: float) -> float:
         """The KL's weight after so many rounds, p of the warm-up: beta (1 + tanh(6 (p - 1/2)) / tanh(3)) / 2.

@@ -1,0 +1,50 @@
+"""The commands about one client's own model: export, card."""
+
+import sys
+from pathlib import Path
+
+from torch import nn
+
+from lrbpfl.errors import BadInput
+from lrbpfl.personal import export as exporting
+from lrbpfl.personal.export import Exported
+from lrbpfl.personal.factory import model_from
+from lrbpfl.personal.mlflow_model import to_mlflow
+from lrbpfl.personal.model import PersonalModel, load
+
+TARGETS = {".onnx": exporting.to_onnx, ".pt2": exporting.to_pt2}
+
+
+def export(path: Path, to: str, client: str | None, model: str | None) -> None:
+    """One client's model in a format of other programs."""
+    kind, _, folder = to.partition(":")
+    if kind != "mlflow" and Path(to).suffix not in TARGETS:
+        raise BadInput(f"--to {to}: name a file that ends in .onnx or .pt2, or mlflow:DIRECTORY")
+    if kind == "mlflow" and not folder:
+        raise BadInput(f"--to {to}: name a directory after the colon")
+    personal = load(path, client=client, model=_network(model))
+    if kind == "mlflow":
+        done = to_mlflow(personal, folder, model=model)
+    else:
+        done = TARGETS[Path(to).suffix](personal, to)
+    _tell(personal, done)
+
+
+def _network(name: str | None) -> nn.Module | None:
+    """A network of somebody's own, from a module that may lie where they stand."""
+    if name is None:
+        return None
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return model_from(name)
+    finally:
+        sys.path.remove(str(Path.cwd()))
+
+
+def _tell(personal: PersonalModel, done: Exported) -> None:
+    print(f"{done.path}: the model of {personal.client!r}, {done.size / 1e6:.2f} MB, for its owner's eyes alone")
+    if done.difference is None:
+        print("not compared with the client's own predictions: pip install onnxruntime")
+    else:
+        rows = " and ".join(map(str, exporting.BATCHES))
+        print(f"random inputs, {rows} rows: at most {done.difference:.1e} from the client's own predictions")
