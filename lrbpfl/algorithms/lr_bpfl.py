@@ -91,6 +91,8 @@ class MaskedEnsemble(NamedTuple):
 class LRBPFL:
     """One shared deterministic network W, and a private low-rank Bayesian mask at every client."""
 
+    HOLDS: ClassVar[str] = "A mask that was fitted to the client's own examples."
+
     label_prior: NonNegative = 1.0  # what it asks of the task: smooths class frequencies in the likelihood; paper: none
     calibration: Probability = 0.15  # share of a client's data that is kept from W and judges candidates; 0: no choice
     mask_steps: Steps = 15  # T_L, steps on (phi, psi) when W arrives, if the federation does not choose more; paper: 20

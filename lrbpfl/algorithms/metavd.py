@@ -23,7 +23,7 @@ hypernetwork. A client with one class takes part as any other. Nobody trains bef
 import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -97,6 +97,8 @@ class NoisyEnsemble(NamedTuple):
 @dataclass(frozen=True, config=STRICT)
 class MetaVD:
     """A shared network whose weights carry as much noise as a hypernetwork finds right for the client."""
+
+    HOLDS: ClassVar[str] = "How much noise the server found right for the client's weights."
 
     local_steps: Steps = 20  # R, mini-batch steps a round; 20 in the LR-BPFL paper; original: 5 epochs
     lr: NonNegative = 0.02  # of theta and l, plain SGD; original; LR-BPFL paper: unspecified

@@ -16,7 +16,7 @@ them is kept. Clients with one example or one class train like all others.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from annotated_types import Ge
@@ -63,6 +63,8 @@ class Personal(NamedTuple):
 @dataclass(frozen=True, config=STRICT)
 class PFedBayes:
     """Personal distributions over all weights, pulled to a global one that is their prior."""
+
+    HOLDS: ClassVar[str] = "A distribution over networks that was fitted to the client's own examples."
 
     zeta: NonNegative = 10.0  # weight of the KL; 10 in the LR-BPFL paper, and in the original
     personal_lr: NonNegative = 0.001  # eta_1, rate of q; 0.001 in the LR-BPFL paper, and in the original

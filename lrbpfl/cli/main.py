@@ -117,6 +117,14 @@ def export_(
 
 
 @app.command()
+def card(file: OwnModel, client: ClientName = None, as_json: AsJson = False) -> None:
+    """Show what a client's model is, how good it was found to be, and what it holds of the client's data."""
+    from lrbpfl.cli import own
+
+    own.card(file, client, as_json=as_json)
+
+
+@app.command()
 def tune(
     algorithm: Annotated[
         str | None, typer.Option("--algorithm", "-a", help="Its name, name:preset or name+temper.")

@@ -1,12 +1,15 @@
 """The commands about one client's own model: export, card."""
 
+import json
 import sys
 from pathlib import Path
 
 from torch import nn
 
 from lrbpfl.errors import BadInput
+from lrbpfl.personal import card as describing
 from lrbpfl.personal import export as exporting
+from lrbpfl.personal.card_page import markdown
 from lrbpfl.personal.export import Exported
 from lrbpfl.personal.factory import model_from
 from lrbpfl.personal.mlflow_model import to_mlflow
@@ -23,10 +26,7 @@ def export(path: Path, to: str, client: str | None, model: str | None) -> None:
     if kind == "mlflow" and not folder:
         raise BadInput(f"--to {to}: name a directory after the colon")
     personal = load(path, client=client, model=_network(model))
-    if kind == "mlflow":
-        done = to_mlflow(personal, folder, model=model)
-    else:
-        done = TARGETS[Path(to).suffix](personal, to)
+    done = to_mlflow(personal, folder, model=model) if kind == "mlflow" else TARGETS[Path(to).suffix](personal, to)
     _tell(personal, done)
 
 
@@ -48,3 +48,9 @@ def _tell(personal: PersonalModel, done: Exported) -> None:
     else:
         rows = " and ".join(map(str, exporting.BATCHES))
         print(f"random inputs, {rows} rows: at most {done.difference:.1e} from the client's own predictions")
+
+
+def card(path: Path, client: str | None, *, as_json: bool) -> None:
+    """What one client's file says of its model."""
+    found = describing.card(path, client)
+    print(json.dumps(found, indent=2) if as_json else markdown(found), end="\n" if as_json else "")

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from lrbpfl import trees
+from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.engines.work import ClientData, Evaluated, Setup
+from lrbpfl.metrics import Predictions, interval
 from lrbpfl.personal.files import Document
 from lrbpfl.personal.model import description
 from lrbpfl.personal.signature import signature
-from lrbpfl.rng import Address
+from lrbpfl.rng import Address, numpy_generator
 from lrbpfl.trees import Tree
 
 
@@ -53,12 +55,28 @@ def personal_document(
         "address": list(told.address),
         "temperature": told.temperature,
         "examples": len(client.train.y),
-        "scores": {key: value for key, value in told.scores.items() if _is_number(value)},
+        "scores": {key: value for key, value in _scores(result.predictions, told).items() if _is_number(value)},
         "judged": {"on": told.judged, "examples": told.judged_examples},
+        "holds": holdings(shared.about),
         "leaves": leaves,
         "shared": shared.digest if any(leaves.values()) else None,
     }
     return Document(about, {f"own/{name}": leaf for name, leaf in own.items()})
+
+
+def holdings(about: Mapping[str, Any]) -> list[str]:
+    """What a file of this description tells about its client's data, in sentences."""
+    said = getattr(ALGORITHMS[about["algorithm"]["name"]], "HOLDS", None)
+    frequencies = ["How frequent each class is among its training examples."] if about["label_prior"] else []
+    return [*([said] if said else []), *frequencies]
+
+
+def _scores(p: Predictions, told: Told) -> dict[str, float]:
+    """The scores, and the interval of the ECE that endless data of this client would show."""
+    if not told.scores:
+        return {}
+    low, high = interval(p.confidence, p.correct, rng=numpy_generator(int(told.address[0]), "interval", *told.address))
+    return {**told.scores, "ece_low": low, "ece_high": high}
 
 
 def _is_number(value: Any) -> bool:
