@@ -28,6 +28,8 @@ def export(path: Path, to: str, client: str | None, model: str | None) -> None:
     personal = load(path, client=client, model=_network(model))
     done = to_mlflow(personal, folder, model=model) if kind == "mlflow" else TARGETS[Path(to).suffix](personal, to)
     _tell(personal, done)
+    if kind == "mlflow" and model:
+        print(f"whoever loads it must be able to import {model.partition(':')[0]}, which is not inside")
 
 
 def _network(name: str | None) -> nn.Module | None:

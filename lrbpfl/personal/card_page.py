@@ -128,7 +128,7 @@ def _held(card: Mapping[str, Any]) -> Iterator[str]:
         yield "Not said. Take it for as private as the client's data."
         return
     yield from (f"- {_plain(sentence)}" for sentence in card["holds"][:FEW])
-    yield "- The scores above, its classes and the number of its examples."
+    yield "- Its scores if there are any, its classes and the number of its examples."
     yield ""
     yield "No noise was added for privacy: whoever has the file may learn something about the data it was made from."
 

@@ -63,7 +63,10 @@ def restored(about: Any, num_classes: int, shape: Shape | None, model: nn.Module
             )
         model = _made(name, num_classes, shape)
     if model is None:
-        raise BadInput(f"{where} belongs to a model of your own: give it, as in lrbpfl.load(path, model=model)")
+        raise BadInput(
+            f"{where} belongs to a model of your own: give it, as in lrbpfl.load(path, model=model), "
+            "or --model package.module:callable on the command line"
+        )
     model = copy.deepcopy(model).eval()  # what its owner does with it later changes nothing here
     if fingerprint(model) != about["fingerprint"]:
         raise BadInput(f"{where} belongs to another model: its layers, or parameters that are never trained, differ")
