@@ -10,6 +10,7 @@ from the current global model whenever a client predicts, so clients keep nothin
 """
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
@@ -25,6 +26,8 @@ from lrbpfl.core.network import Params, Weights
 @dataclass(frozen=True, config=STRICT)
 class FedAvgFT:
     """The weighted mean of locally trained networks, fine-tuned at the client."""
+
+    HOLDS: ClassVar[str] = "A network that was trained on the client's own examples."
 
     local_steps: Steps = 20  # R, mini-batch steps a round; as FedAvg
     lr: NonNegative = 0.1  # eta, plain SGD; as FedAvg

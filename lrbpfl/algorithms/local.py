@@ -10,7 +10,7 @@ that was called too seldom, or never, as a new client, makes up for it before it
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -35,6 +35,8 @@ class Client(NamedTuple):
 @dataclass(frozen=True, config=STRICT)
 class Local:
     """A network of its own at every client; nothing travels."""
+
+    HOLDS: ClassVar[str] = "A network that was trained on the client's own examples."
 
     local_steps: Steps = 20  # R, mini-batch steps a round; as FedAvg
     min_steps: Steps = 60  # a client with fewer steps behind it makes up for them before it predicts

@@ -24,6 +24,7 @@ from lrbpfl.algorithms.masked_site import Site, scales_of
 from lrbpfl.algorithms.protocol import (
     STRICT,
     Count,
+    Ensemble,
     Info,
     NonNegative,
     Positive,
@@ -39,7 +40,7 @@ from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data, OptimiserName
 from lrbpfl.core.gaussian import sample, widened
 from lrbpfl.core.inputs import Inputs
-from lrbpfl.core.masks import Gates, Masks
+from lrbpfl.core.masks import Gates, Masks, Scales
 from lrbpfl.core.network import LayerKind, Params, Weights, maskable, rows_of_classes
 from lrbpfl.core.objective import masked_network, probabilities
 from lrbpfl.errors import BadInput
@@ -78,9 +79,20 @@ class Personal(NamedTuple):
     log_prior: Tensor  # (classes,)
 
 
+class MaskedEnsemble(NamedTuple):
+    """A client's model with its masks drawn."""
+
+    W: Params
+    draws: Tensor  # (C, n), factors of all masked layers
+    scales: Scales | None
+    log_prior: Tensor  # (classes,)
+
+
 @dataclass(frozen=True, config=STRICT)
 class LRBPFL:
     """One shared deterministic network W, and a private low-rank Bayesian mask at every client."""
+
+    HOLDS: ClassVar[str] = "A mask that was fitted to the client's own examples."
 
     label_prior: NonNegative = 1.0  # what it asks of the task: smooths class frequencies in the likelihood; paper: none
     calibration: Probability = 0.15  # share of a client's data that is kept from W and judges candidates; 0: no choice
@@ -217,10 +229,19 @@ class LRBPFL:
 
     def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """The softmax under each of C masks, (C, n, classes); the same masks for all of x."""
+        tensors, logits = self.ensemble(task, personal, rng)
+        return probabilities(lambda x: logits(tensors, x), x)
+
+    def ensemble(self, task: Task, personal: Personal, rng: Generator) -> Ensemble:
+        """C masks on the one W, kept as their factors."""
         W, masks, gates, log_prior = personal
         network = masked_network(task.model, maskable(task.model, self.mask_layers), gates)
         draws, scales = sample(masks, masking.draw(masks, self.predict_samples, rng)), scales_of(self, gates)
-        return probabilities(lambda x: network.logits(W, draws, network.before(W, x), scales) + log_prior, x)
+
+        def logits(own: MaskedEnsemble, x: Any) -> Tensor:
+            return network.logits(own.W, own.draws, network.before(own.W, x), own.scales) + own.log_prior
+
+        return Ensemble(MaskedEnsemble(W, draws, scales, log_prior), logits)
 
     def _choice(self, ballot: Ballot | None) -> tuple[int, float]:
         """The number of mask steps and the noise in force."""

@@ -23,7 +23,7 @@ hypernetwork. A client with one class takes part as any other. Nobody trains bef
 import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -34,6 +34,7 @@ from lrbpfl import trees
 from lrbpfl.algorithms.protocol import (
     STRICT,
     Count,
+    Ensemble,
     Info,
     NonNegative,
     Positive,
@@ -86,9 +87,19 @@ class Personal(NamedTuple):
     log_prior: Tensor  # (classes,)
 
 
+class NoisyEnsemble(NamedTuple):
+    """A client's model with its noise drawn."""
+
+    W: Params
+    noisy: tuple[Params, ...]  # the weights with noise, one dict for each sample
+    log_prior: Tensor  # (classes,)
+
+
 @dataclass(frozen=True, config=STRICT)
 class MetaVD:
     """A shared network whose weights carry as much noise as a hypernetwork finds right for the client."""
+
+    HOLDS: ClassVar[str] = "How much noise the server found right for the client's weights."
 
     local_steps: Steps = 20  # R, mini-batch steps a round; 20 in the LR-BPFL paper; original: 5 epochs
     lr: NonNegative = 0.02  # of theta and l, plain SGD; original; LR-BPFL paper: unspecified
@@ -179,14 +190,21 @@ class MetaVD:
 
     def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """Softmax of the mean logits of sampled networks, (1, n, classes), or of each one's, (samples, n, classes)."""
+        tensors, logits = self.ensemble(task, personal, rng)
+        return probabilities(lambda x: logits(tensors, x), x)
+
+    def ensemble(self, task: Task, personal: Personal, rng: Generator) -> Ensemble:
+        """Networks that differ in their noisy weights."""
         W, log_variance, log_prior = personal
         networks = [dropout.draw(W, log_variance, rng, self.noise) for _ in range(self.samples)]
+        noisy = tuple({name: w[name] for name in log_variance} for w in networks)
 
-        def logits(x: Inputs) -> Tensor:
+        def logits(own: NoisyEnsemble, x: Inputs) -> Tensor:
             x = inputs(x)
-            return self._averaged(torch.stack([forward(task.model, w, x) for w in networks])) + log_prior
+            samples = torch.stack([forward(task.model, {**own.W, **noisy}, x) for noisy in own.noisy])
+            return self._averaged(samples) + own.log_prior
 
-        return probabilities(logits, x)
+        return Ensemble(NoisyEnsemble(W, noisy, log_prior), logits)
 
     def kl_weight(self, rounds: float) -> float:
         """The KL's weight after so many rounds, p of the warm-up: beta (1 + tanh(6 (p - 1/2)) / tanh(3)) / 2.

@@ -9,7 +9,7 @@ the plain mean. Neither alpha nor beta decays (the LR-BPFL code shrinks alpha un
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
@@ -30,6 +30,8 @@ Variant = Literal["fo", "hf"]
 @dataclass(frozen=True, config=STRICT)
 class PerFedAvg:
     """A network that every client adapts by one gradient step."""
+
+    HOLDS: ClassVar[str] = "A network that was trained on the client's own examples."
 
     variant: Variant = "fo"  # first order (LR-BPFL's code), or with the Hessian; LR-BPFL paper: unspecified
     alpha: NonNegative = 0.01  # of the client's own step; 0.01 in the LR-BPFL paper, and in the original

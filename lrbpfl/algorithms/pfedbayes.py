@@ -15,8 +15,8 @@ yet sampled, starts q_k at w and takes `adapt_steps` personal steps with w as th
 them is kept. Clients with one example or one class train like all others.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Annotated, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from annotated_types import Ge
@@ -27,6 +27,7 @@ from lrbpfl import trees
 from lrbpfl.algorithms.protocol import (
     STRICT,
     Count,
+    Ensemble,
     Info,
     NonNegative,
     Steps,
@@ -63,6 +64,8 @@ class Personal(NamedTuple):
 @dataclass(frozen=True, config=STRICT)
 class PFedBayes:
     """Personal distributions over all weights, pulled to a global one that is their prior."""
+
+    HOLDS: ClassVar[str] = "A distribution over networks that was fitted to the client's own examples."
 
     zeta: NonNegative = 10.0  # weight of the KL; 10 in the LR-BPFL paper, and in the original
     personal_lr: NonNegative = 0.001  # eta_1, rate of q; 0.001 in the LR-BPFL paper, and in the original
@@ -130,9 +133,19 @@ class PFedBayes:
 
     def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
         """The softmax of each of the networks drawn from q_k, (samples, n, classes); the same networks for all of x."""
+        tensors, logits = self.ensemble(task, personal, rng)
+        return probabilities(lambda x: logits(tensors, x), x)
+
+    def ensemble(self, task: Task, personal: Personal, rng: Generator) -> Ensemble:
+        """Networks drawn from q_k."""
         q = _flat(personal.q)
-        networks = [_weights(sample(q, noise), personal.q) for noise in _noise(q, self.predict_samples, rng)]
-        return probabilities(lambda x: _logits(task, networks, x) + personal.log_prior, x)
+        networks = tuple(_weights(sample(q, noise), personal.q) for noise in _noise(q, self.predict_samples, rng))
+
+        def logits(own: tuple[tuple[Params, ...], Tensor], x: Any) -> Tensor:
+            networks, log_prior = own
+            return _logits(task, networks, x) + log_prior
+
+        return Ensemble((networks, personal.log_prior), logits)
 
     def _adapt(self, task: Task, w: Gaussians, data: Data, rng: Generator) -> Gaussians:
         """`adapt_steps` personal steps from w, with w as the prior."""
@@ -165,7 +178,7 @@ class PFedBayes:
         return self.zeta / len(data.y) * divergence
 
 
-def _logits(task: Task, networks: list[Params], x: Inputs) -> Tensor:
+def _logits(task: Task, networks: Sequence[Params], x: Inputs) -> Tensor:
     """(networks, batch, classes)."""
     return torch.stack([forward(task.model, W, x) for W in networks])
 

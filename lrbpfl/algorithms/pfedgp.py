@@ -18,7 +18,7 @@ network as everybody does: clients keep nothing.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -61,6 +61,8 @@ class Personal(NamedTuple):
 @dataclass(frozen=True, config=STRICT)
 class PFedGP:
     """A shared embedding, and a Gaussian process classifier at every client."""
+
+    HOLDS: ClassVar[str] = "An embedding and the label of every training example that the client's model uses."
 
     output_scale: Positive = 8.0  # of the RBF kernel, fixed; 8 in the original (code); LR-BPFL paper: unspecified
     length_scale: Positive = 1.0  # of the RBF kernel, fixed; 1 in the original (code); LR-BPFL paper: unspecified

@@ -10,6 +10,7 @@ inner problem, which the paper does not have: here it is a field, and off.
 """
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -27,6 +28,8 @@ from lrbpfl.core.network import Params, Weights
 @dataclass(frozen=True, config=STRICT)
 class PFedMe:
     """A network in the middle of personal ones that stay near it."""
+
+    HOLDS: ClassVar[str] = "A network that was trained on the client's own examples."
 
     lam: NonNegative = 15.0  # lambda, pull of theta to w; 15 in the LR-BPFL paper
     inner_steps: Count = 5  # K, steps on theta for each step on w; 5 in the original; LR-BPFL paper: unspecified

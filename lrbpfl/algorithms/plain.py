@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lrbpfl.algorithms.protocol import Task, log_label_prior
+from lrbpfl.algorithms.protocol import Ensemble, Task, log_label_prior
 from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import Inputs
 from lrbpfl.core.network import Params
@@ -35,3 +35,8 @@ def personal_model(task: Task, W: Params, data: Data) -> Personal:
 def softmax(task: Task, personal: Personal, x: Inputs) -> Tensor:
     """One sample: the softmax of the network, (1, n, classes)."""
     return probabilities(lambda x: plain_logits(task.model, personal.W, x) + personal.log_prior, x)
+
+
+def ensemble(task: Task, personal: Personal) -> Ensemble:
+    """The network as an ensemble of one."""
+    return Ensemble(personal, lambda own, x: plain_logits(task.model, own.W, x) + own.log_prior)

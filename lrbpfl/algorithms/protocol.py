@@ -1,6 +1,6 @@
 """What an algorithm is: hyper-parameters and seven pure functions over explicit state."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -94,6 +94,21 @@ class Wishful(Protocol):
 
     def wishes(self) -> Wishes:
         """What these hyper-parameters want."""
+
+
+class Ensemble(NamedTuple):
+    """A client's model without chance: its networks with their noise drawn, once and for all."""
+
+    tensors: Tree  # all that the logits are computed from
+    logits: Callable[[Tree, Any], Tensor]  # of these tensors and of inputs, (samples, n, classes)
+
+
+@runtime_checkable
+class Ensembled(Protocol):
+    """An algorithm that draws noise before it looks at inputs says so, and its models can leave this package."""
+
+    def ensemble(self, task: Task, personal: Tree, rng: Generator) -> Ensemble:
+        """What `predict` computes with this generator, but for the softmax."""
 
 
 def wishes_of(algorithm: Algorithm) -> Wishes:

@@ -6,14 +6,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from torch import nn
 
+from lrbpfl.cli.own import network_of
 from lrbpfl.data.table_files import SUFFIXES, read_table
 from lrbpfl.data.tables import CLIENT, LABEL, features_of, labels_of
 from lrbpfl.disk import write_file
@@ -42,7 +41,7 @@ def join(
     x, y = _labelled(data, label, _features_at(run))
     began = time.perf_counter()
     with Console(stderr=True).status(f"{name} fits its own part to {len(y)} examples"):
-        made = onboard(run, x, y, model=model_of(factory), name=name, hold_out=hold_out)
+        made = onboard(run, x, y, model=network_of(factory), name=name, hold_out=hold_out)
         made.save(out, whole=whole)
     seconds = time.perf_counter() - began
     print(f"{name}: {out}, made in {seconds:.1f} s from {made.about['examples']} examples; nothing was sent.")
@@ -65,7 +64,7 @@ def predict(
         raise BadInput(f"--format {kind}: give one of {', '.join(FORMATS)}")
     if kind == "parquet" and out is None:
         raise BadInput("--format parquet is not text: name a file with --out")
-    model = load(file, client=client, model=model_of(factory))
+    model = load(file, client=client, model=network_of(factory))
     given = _inputs(data, model.features)
     said = model.predict(given) if coverage is None else model.predict(given, coverage=coverage, confidence=confidence)
     rows = _rows(said, sets=coverage is not None)
@@ -74,23 +73,6 @@ def predict(
         sys.stdout.write(text.decode())
     else:
         write_file(out, text, private=True)
-
-
-def model_of(factory: str | None) -> nn.Module | None:
-    """The model that a callable gives, named as module:callable; None if none is named."""
-    if factory is None:
-        return None
-    module, colon, name = factory.partition(":")
-    sys.path.insert(0, "")  # where the command was called, as `python -m` has it
-    try:
-        made = getattr(import_module(module), name)() if colon else None
-    except Exception as error:  # somebody's own code
-        raise BadInput(f"--model {factory!r} cannot be had: {type(error).__name__}: {error}") from None
-    if not isinstance(made, nn.Module):
-        raise BadInput(
-            f"--model {factory!r} is not of the form module:callable with a callable that gives an nn.Module"
-        )
-    return made
 
 
 def _judgement(made: PersonalModel, given: int) -> str:

@@ -67,7 +67,7 @@ def save_results(
             address=(setup.seed, "predict", round.t, k),
             scores=per_client[k],
             judged=config.federation.evaluate_on,
-            judged_examples=len(result.predictions.y),
+            predictions=result.predictions,
             temperature=temperatures.get(k, 1.0),
             calibration=result.calibration,
             scaling=Scaling(*scaled) if (scaled := setup.clients[k].scaling) else None,

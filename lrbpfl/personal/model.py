@@ -177,13 +177,19 @@ def load(path: str | Path, *, client: str | int | None = None, model: nn.Module 
 
     A model of your own has to be given; the package's own are made by name.
     """
+    path, own, shared = documents(path, client)
+    return PersonalModel(own, shared, model, str(path))
+
+
+def documents(path: str | Path, client: str | int | None = None) -> tuple[Path, Document, Document | None]:
+    """A client's file, by itself or by the client's name in a run, what it holds, and what it shares with others."""
     path = Path(path)
     if path.is_dir():
         path = _of_client(path, client)
     elif client is not None:
         raise BadInput(f"{path} is no run directory, so it has no client {client!r}: give the file alone")
     own = files.read(path, "personal")
-    return PersonalModel(own, _shared_of(own, path), model, str(path))
+    return path, own, _shared_of(own, path)
 
 
 def _shared_of(own: Document, path: Path) -> Document | None:

@@ -80,9 +80,7 @@ def newcomer(
     if held is None:
         return made
     judged = made.predictions(held.x)._replace(y=held.y.numpy())
-    told = told._replace(
-        scores=scores(judged, seed=seed), judged="held-out", judged_examples=len(held.y), calibration=judged
-    )
+    told = told._replace(judged="held-out", predictions=judged, scores=scores(judged, seed=seed), calibration=judged)
     return PersonalModel(personal_document(shared, parts, message, told), shared, task.model, where)
 
 

@@ -2,19 +2,19 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lrbpfl import trees
+from lrbpfl import algorithms, trees
 from lrbpfl.data.scaling import Scaling
 from lrbpfl.engines.work import Setup
-from lrbpfl.metrics import Predictions
+from lrbpfl.metrics import Predictions, interval
 from lrbpfl.metrics.conformal import label_scores
 from lrbpfl.personal.files import Document
 from lrbpfl.personal.model import description, message_of
-from lrbpfl.rng import Address
+from lrbpfl.rng import Address, numpy_generator
 from lrbpfl.trees import Tree
 
 
@@ -24,9 +24,9 @@ class Told(NamedTuple):
     client: str
     examples: int  # that it trained on
     address: tuple[Address, ...]  # of the noise it predicts with: a seed and a path
-    scores: Mapping[str, float] = {}  # on data it did not train on
-    judged: str = ""  # on which
-    judged_examples: int = 0
+    judged: str = ""  # on which data that it did not train on
+    predictions: Predictions | None = None  # there
+    scores: Mapping[str, float] = {}  # of these
     temperature: float = 1.0
     calibration: Predictions | None = None  # of what was kept from training: what sets are made of
     scaling: Scaling | None = None  # of its features
@@ -71,8 +71,9 @@ def personal_document(shared: Document, parts: Parts, message: Mapping[str, Tens
         "address": list(told.address),
         "temperature": told.temperature,
         "examples": told.examples,
-        "scores": {key: value for key, value in told.scores.items() if math.isfinite(value)},
-        "judged": {"on": told.judged, "examples": told.judged_examples},
+        "scores": {key: value for key, value in _scores(told).items() if math.isfinite(value)},
+        "judged": {"on": told.judged, "examples": 0 if told.predictions is None else len(told.predictions.y)},
+        "holds": holdings(shared.about),
         "leaves": leaves,
         "shared": shared.digest if any(leaves.values()) else None,
     }
@@ -90,3 +91,19 @@ def _kept(told: Told) -> dict[str, Tensor]:
     if told.scaling is not None:
         kept |= {"scaling/mean": told.scaling.mean, "scaling/std": told.scaling.std}
     return kept
+
+
+def holdings(about: Mapping[str, Any]) -> list[str]:
+    """What a file of this description tells about its client's data, in sentences."""
+    said = getattr(algorithms.find(about["algorithm"]["name"]), "HOLDS", None)
+    frequencies = ["How frequent each class is among its training examples."] if about["label_prior"] else []
+    return [*([said] if said else []), *frequencies]
+
+
+def _scores(told: Told) -> dict[str, float]:
+    """The scores, and the interval of the ECE that endless data of this client would show."""
+    if told.predictions is None:
+        return {}
+    p, seed = told.predictions, int(told.address[0])
+    low, high = interval(p.confidence, p.correct, rng=numpy_generator(seed, "interval", *told.address))
+    return {**told.scores, "ece_low": low, "ece_high": high}
