@@ -155,6 +155,25 @@ def bench(
 
 
 @app.command()
+def serve(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A finished run, or a folder of personal *.safetensors files.")
+    ],
+    host: Annotated[str, typer.Option(help="Where to listen; others reach it only if told.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Ask for the bearer token in this file; else for $LRBPFL_TOKEN, if it is set.")
+    ] = None,
+    max_bytes: Annotated[int, typer.Option(help="Of one request.", min=1)] = 1_000_000,
+    max_rows: Annotated[int, typer.Option(help="Of one request.", min=1)] = 1_000,
+) -> None:
+    """Answer over HTTP with every client's own model: /predict, /clients, /health, and a page to try it."""
+    from lrbpfl.cli import serve as serving
+
+    serving.serve(directory, host, port, token_file, max_bytes=max_bytes, max_rows=max_rows)
+
+
+@app.command()
 def doctor() -> None:
     """Look at versions, cores and data, and train for a few seconds to see that all is well."""
     from lrbpfl.cli import measure

@@ -22,8 +22,8 @@ from lrbpfl.metrics import Predictions, reduce, tempering
 from lrbpfl.metrics.predictions import Floats
 from lrbpfl.personal import files, identity
 from lrbpfl.personal.files import FORMAT, Document
-from lrbpfl.personal.signature import as_inputs, checked, example, shape_of
-from lrbpfl.rng import Address, generator
+from lrbpfl.personal.signature import Inputs, as_inputs, checked, example, shape_of
+from lrbpfl.rng import generator
 
 Class = int | str  # a label as its owner writes it
 
@@ -47,7 +47,9 @@ class Prediction(NamedTuple):
 class PersonalModel:
     """One client's model, ready to predict; made by `Federation.personal`, `Federation.onboard` or `load`."""
 
-    def __init__(self, own: Document, shared: Document | None, model: nn.Module | None, where: str) -> None:
+    def __init__(
+        self, own: Document, shared: Document | None, model: nn.Module | None, where: str, *, tried: bool = False
+    ) -> None:
         self.about, self._own, self._shared = own.about, own, shared
         self.algorithm = _algorithm(own.about, where)
         self.inputs = checked(own.about.get("inputs"), where)
@@ -61,7 +63,8 @@ class PersonalModel:
             class_names=tuple(map(str, self.classes)),
         )
         self._tree = self._assembled(where)
-        self._try(where)
+        if not tried:  # somebody who makes many tries them together
+            self.check(where)
 
     @property
     def client(self) -> str:
@@ -70,15 +73,29 @@ class PersonalModel:
 
     def predict(self, x: Any) -> Prediction:
         """Probabilities and uncertainties for inputs (n, ...): an array, a tensor, or a tuple or dict of them."""
-        p = self.predictions(as_inputs(x, self.inputs))
+        return self.concluded(self.samples(self.taken(x)))
+
+    def taken(self, x: Any) -> Inputs:
+        """What somebody gave, as the tensors that the network takes in; refused in a sentence if it cannot be."""
+        return as_inputs(x, self.inputs)
+
+    def samples(self, x: Inputs) -> Tensor:
+        """Probabilities under every sample of the model, (samples, n, classes); always the same samples."""
+        with one_thread():  # the same bits as in a run
+            return self.algorithm.predict(self.task, self._tree, x, self.noise())
+
+    def concluded(self, samples: Tensor) -> Prediction:
+        """What the samples (samples, n, classes) say together."""
+        p = self._tempered(samples)
         return Prediction(p.probs, p.total, p.aleatoric, p.epistemic, self.classes)
 
-    def predictions(self, x: Any) -> Predictions:
+    def predictions(self, x: Inputs) -> Predictions:
         """The same for tensors, in the form that metrics take; labels are 0."""
-        with one_thread():  # the same bits as in a run
-            samples = self.algorithm.predict(self.task, self._tree, x, generator(*self._address))
-        rows = samples.shape[1]
-        return tempering.temper(reduce(samples, torch.zeros(rows, dtype=torch.int64)), self.temperature)
+        return self._tempered(self.samples(x))
+
+    def _tempered(self, samples: Tensor) -> Predictions:
+        labels = torch.zeros(samples.shape[1], dtype=torch.int64)
+        return tempering.temper(reduce(samples, labels), self.temperature)
 
     def save(self, path: str | Path, *, whole: bool = False, half: bool = False) -> Path:
         """Write the model into one file, for its owner's eyes alone; the path.
@@ -100,10 +117,10 @@ class PersonalModel:
         """What its probabilities are tempered by; 1 if by nothing."""
         return float(self.about.get("temperature", 1.0))
 
-    @cached_property
-    def _address(self) -> tuple[int, *tuple[Address, ...]]:
+    def noise(self) -> torch.Generator:
+        """Where its samples come from: every call starts the same stream."""
         seed, *path = self.about["address"]
-        return (seed, *path)
+        return generator(seed, *path)
 
     def _leaves(self) -> dict[str, Tensor]:
         """Every tensor of the model by its name, its own and those it shares."""
@@ -129,10 +146,10 @@ class PersonalModel:
                 f"{where} cannot be used: what it holds is not a model of {type(self.algorithm).__name__} ({error})"
             ) from None
 
-    def _try(self, where: str) -> None:
+    def check(self, where: str) -> None:
         """Predict once, on zeros: whatever does not fit shows here, and not when somebody relies on it."""
         try:
-            _ = self._address, self.temperature
+            _ = self.noise(), self.temperature
             found = self.predictions(example(self.inputs))
         except Exception as error:  # a file may hold anything, and this is where it meets the model
             reason = " ".join(str(error).split())[:200]
@@ -161,16 +178,21 @@ def load(path: str | Path, *, client: str | None = None, model: nn.Module | None
     elif client is not None:
         raise BadInput(f"{path} is no run directory, so it has no client {client!r}: give the file alone")
     own = files.read(path, "personal")
-    return PersonalModel(own, _shared_of(own, path), model, str(path))
+    return PersonalModel(own, shared_of(own, path), model, str(path))
 
 
-def _shared_of(own: Document, path: Path) -> Document | None:
-    """What the file's owner shares with others: it must be the very one the file was made with."""
+def shared_of(own: Document, path: Path, known: Mapping[str, Document] | None = None) -> Document | None:
+    """What the file's owner shares with others: it must be the very one the file was made with.
+
+    Those that are known already, by their digests, are not read again.
+    """
     digest = own.about.get("shared")
     if digest is None:
         return None
     if not isinstance(digest, str) or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise BadInput(f"{path} cannot be used: its description does not say which shared network it belongs to")
+    if known and digest in known:
+        return known[digest]
     name = f"W-{digest[:16]}.safetensors"
     for folder in (path.parent, path.parent.parent.parent):  # beside it, or where the run keeps it
         if (folder / name).is_file():
