@@ -139,16 +139,24 @@ def bench(
     cost: Annotated[
         bool, typer.Option("--cost", help="Instead: what each algorithm sends, keeps and computes, beside FedAvg.")
     ] = False,
+    service: Annotated[
+        bool,
+        typer.Option("--serve", help="Instead: how fast models of many clients answer, and what memory they take."),
+    ] = False,
     as_json: AsJson = False,
     repeats: Annotated[
         int | None,
         typer.Option(help="Each time is the best of this many, taken in turns; 10, or 3 with --cost.", min=1),
     ] = None,
 ) -> None:
-    """Measure the speed of a mask step and of two workers against one; or what each algorithm costs."""
+    """Measure the speed of a mask step and of two workers against one; or what each algorithm, or serving, costs."""
     from lrbpfl.cli import measure
 
-    if cost:
+    if cost and service:
+        raise BadInput("--cost and --serve measure different things: give one of them")
+    if service:
+        measure.service(as_json=as_json)
+    elif cost:
         measure.cost(repeats or 3, as_json=as_json)
     else:
         measure.bench(repeats or 10, as_json=as_json)

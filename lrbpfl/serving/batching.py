@@ -16,7 +16,7 @@ from lrbpfl.personal.model import PersonalModel
 from lrbpfl.personal.signature import Inputs
 from lrbpfl.serving.masked import plan
 
-FEW = 64  # rows of a client times its rank; with more, a mask of W's size for each sample is cheaper
+FEW = 48  # rows of a client times its rank; with more, a mask of W's size for each sample is cheaper
 ROWS = 500  # at a time, where all share one network as it is
 
 Family = tuple[int, ...]  # equal of models that have a network in common

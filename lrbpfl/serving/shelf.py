@@ -1,8 +1,10 @@
 """The models of many clients side by side: whatever is equal in them is in memory once."""
 
+import ctypes
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +64,8 @@ def side_by_side(found: Iterable[Found], model: nn.Module | None = None) -> dict
     names = list(models)
     for at in range(0, len(names), TOGETHER):
         _try([(places[name], models[name]) for name in names[at : at + TOGETHER]])
+    del common
+    _release_memory()
     return models
 
 
@@ -100,6 +104,7 @@ class _Common:
         self.given = model
         self.values: dict[str, Any] = {}  # by their JSON
         self.tensors: dict[bytes, Tensor] = {}  # by their content
+        self.blocks = _Blocks()
         self.first: dict[str, PersonalModel] = {}  # by what they say of network, classes, inputs and algorithm
 
     def model(self, found: Found) -> PersonalModel:
@@ -126,7 +131,28 @@ class _Common:
         leaf = leaf.float() if leaf.dtype == torch.float16 else leaf
         content = leaf.contiguous().flatten().view(torch.uint8).numpy()
         key = hashlib.sha256(f"{leaf.dtype}{tuple(leaf.shape)}".encode() + content.tobytes()).digest()
-        return self.tensors.setdefault(key, leaf)
+        if key not in self.tensors:
+            self.tensors[key] = self.blocks.put(leaf)
+        return self.tensors[key]
+
+
+class _Blocks:
+    """Tensors one behind the other in large blocks: each for itself, they would leave holes in memory between them."""
+
+    SIZE, STEP = 2**23, 64  # bytes; a tensor of its own begins at a multiple of 64, too
+
+    def __init__(self) -> None:
+        self.block, self.used = torch.empty(0, dtype=torch.uint8), 0
+
+    def put(self, leaf: Tensor) -> Tensor:
+        """The tensor at its new place; large ones stay where they are."""
+        if not 0 < leaf.nbytes <= self.SIZE // 8:
+            return leaf
+        if self.used + leaf.nbytes > len(self.block):
+            self.block, self.used = torch.empty(self.SIZE, dtype=torch.uint8), 0
+        place = self.block[self.used : self.used + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
+        self.used += -(-leaf.nbytes // self.STEP) * self.STEP
+        return place.copy_(leaf)
 
 
 def _share(personal: PersonalModel) -> None:
@@ -149,3 +175,10 @@ def _try(models: list[tuple[str, PersonalModel]]) -> None:
         for where, model in models:
             model.check(where)
         raise BadInput(f"the models from {models[0][0]} to {models[-1][0]} cannot be asked together")
+
+
+def _release_memory() -> None:
+    """Ask the C library to give back to the kernel what loading took and freed."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
