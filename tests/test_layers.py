@@ -27,9 +27,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": BASE | {"core", "algorithms", "metrics"},
     "testing": BASE | {"core", "algorithms", "engines", "metrics"},
     "personal": BASE | LEAVES | {"core", "algorithms", "engines"},
-    "experiments": BASE | LEAVES | {"core", "algorithms", "engines", "personal"},
+    "serving": BASE | {"core", "algorithms", "engines", "metrics", "personal"},
+    "experiments": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "serving"},
     "reports": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "experiments"},
-    "cli": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "experiments", "reports"},
+    "cli": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "serving", "experiments", "reports"},
     "federation": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "experiments", "reports", "cli"},
     "__main__": {"cli"},
 }

@@ -207,19 +207,46 @@ def bench(
     cost: Annotated[
         bool, typer.Option("--cost", help="Instead: what each algorithm sends, keeps and computes, beside FedAvg.")
     ] = False,
+    service: Annotated[
+        bool,
+        typer.Option("--serve", help="Instead: how fast models of many clients answer, and what memory they take."),
+    ] = False,
     as_json: AsJson = False,
     repeats: Annotated[
         int | None,
         typer.Option(help="Each time is the best of this many, taken in turns; 10, or 3 with --cost.", min=1),
     ] = None,
 ) -> None:
-    """Measure the speed of a mask step and of two workers against one; or what each algorithm costs."""
+    """Measure the speed of a mask step and of two workers against one; or what each algorithm, or serving, costs."""
     from lrbpfl.cli import measure
 
-    if cost:
+    if cost and service:
+        raise BadInput("--cost and --serve measure different things: give one of them")
+    if service:
+        measure.service(as_json=as_json)
+    elif cost:
         measure.cost(repeats or 3, as_json=as_json)
     else:
         measure.bench(repeats or 10, as_json=as_json)
+
+
+@app.command()
+def serve(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A finished run, or a folder of personal *.safetensors files.")
+    ],
+    host: Annotated[str, typer.Option(help="Where to listen; others reach it only if told.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Ask for the bearer token in this file; else for $LRBPFL_TOKEN, if it is set.")
+    ] = None,
+    max_bytes: Annotated[int, typer.Option(help="Of one request.", min=1)] = 1_000_000,
+    max_rows: Annotated[int, typer.Option(help="Of one request.", min=1)] = 1_000,
+) -> None:
+    """Answer over HTTP with every client's own model: /predict, /clients, /health, and a page to try it."""
+    from lrbpfl.cli import serve as serving
+
+    serving.serve(directory, host, port, token_file, max_bytes=max_bytes, max_rows=max_rows)
 
 
 @app.command()

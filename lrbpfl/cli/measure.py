@@ -1,4 +1,4 @@
-"""The commands that measure: bench, with or without --cost, and doctor."""
+"""The commands that measure: bench, alone or with --cost or --serve, and doctor."""
 
 import json
 import sys
@@ -11,6 +11,7 @@ from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.data.datasets import default_root
 from lrbpfl.experiments import bench as benchmark
 from lrbpfl.experiments import costs as costing
+from lrbpfl.experiments import service as serving
 from lrbpfl.experiments.doctor import examine
 
 
@@ -57,6 +58,26 @@ def cost(repeats: int, *, as_json: bool) -> None:
         "server\nseconds": "aggregate_seconds",
     }
     console.print(_columns(rows, computed))
+
+
+def service(*, as_json: bool) -> None:
+    """Ask models of many clients in this process, count their memory in another, and print."""
+    print("measuring; this takes about a minute", file=sys.stderr)
+    figures = serving.measure()
+    if as_json:
+        print(json.dumps(figures))
+        return
+    sizes = (
+        f"{serving.CLIENTS} clients, {serving.ROWS} rows of different ones a request; memory: {serving.MANY} clients"
+    )
+    table = Table(title=f"The paper's CNN, {sizes}")
+    table.add_column("what")
+    table.add_column("one thread", justify="right")
+    for name, value in figures.items():
+        what, _, unit = name.rpartition("_")
+        shown = {"seconds": f"{1000 * value:.1f} ms", "bytes": f"{value / 1e6:.1f} MB"}.get(unit)
+        table.add_row((what if shown else name).replace("_", " "), shown or f"{value:,.2f}")
+    Console().print(table)
 
 
 def _columns(rows: dict[str, dict[str, float]], headings: dict[str, str]) -> Table:

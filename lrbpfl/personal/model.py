@@ -24,7 +24,7 @@ from lrbpfl.metrics.predictions import Floats
 from lrbpfl.personal import files, identity
 from lrbpfl.personal.checks import address_of, calibration_of, check_personal, scaling_of, temperature_of
 from lrbpfl.personal.files import FORMAT, Document
-from lrbpfl.personal.signature import as_inputs, checked, example, shape_of, signature
+from lrbpfl.personal.signature import Inputs, as_inputs, checked, example, shape_of, signature
 from lrbpfl.rng import generator
 
 Class = int | str  # a label as its owner writes it
@@ -60,7 +60,9 @@ class Prediction(NamedTuple):
 class PersonalModel:
     """One client's model, ready to predict; made by `Federation.personal`, `Federation.onboard` or `load`."""
 
-    def __init__(self, own: Document, shared: Document | None, model: nn.Module | None, where: str) -> None:
+    def __init__(
+        self, own: Document, shared: Document | None, model: nn.Module | None, where: str, *, tried: bool = False
+    ) -> None:
         self.about, self._own, self._shared = own.about, own, shared
         self.algorithm = algorithm_of(own.about, where)
         self.inputs = checked(own.about.get("inputs"), where)
@@ -73,7 +75,8 @@ class PersonalModel:
         self._address = address_of(own.about, where)
         self.task = task_of(own.about, model, where)
         self._tree = self._assembled(where)
-        self._try(where)
+        if not tried:  # somebody who makes many tries them together
+            self.check(where)
 
     @property
     def client(self) -> str:
@@ -85,23 +88,42 @@ class PersonalModel:
 
         `set` keeps a promise of this coverage, on average over calibration sets, or with this confidence.
         """
+        return self.concluded(self.samples(self.taken(x)), coverage=coverage, confidence=confidence)
+
+    def taken(self, x: Any) -> Inputs:
+        """What somebody gave, as the tensors that the network takes in; refused in a sentence if it cannot be."""
         if self.features and is_frame(x):
             x = features_of(frame_table(x, "the table"), self.features, set())
-        p = self.predictions(as_inputs(x, self.inputs))
+        return self._scaled(as_inputs(x, self.inputs))
+
+    def samples(self, x: Inputs) -> Tensor:
+        """Probabilities under every sample of the model, (samples, n, classes); always the same samples."""
+        with one_thread():  # the same bits as in a run
+            return self.algorithm.predict(self.task, self._tree, x, self.noise())
+
+    def concluded(self, samples: Tensor, *, coverage: float = 0.9, confidence: float | None = None) -> Prediction:
+        """What the samples (samples, n, classes) say together."""
+        p = self._tempered(samples)
         said = Prediction(p.probs, p.total, p.aleatoric, p.epistemic, self.classes)
         n = len(self.calibration)
         if n < needed(coverage, confidence):
             return said._replace(refusal=f"client {self.client!r}: {too_few(n, coverage, confidence)}")
         return said._replace(promise=promise_of(self.calibration, coverage, confidence))
 
-    def predictions(self, x: Any) -> Predictions:
+    def predictions(self, x: Inputs) -> Predictions:
         """The same for tensors as they come from their owner, in the form that metrics take; labels are 0."""
-        with one_thread():  # the same bits as in a run
-            samples = self.algorithm.predict(
-                self.task, self._tree, x if self.scaling is None else self.scaling.apply(x), generator(*self._address)
-            )
-        rows = samples.shape[1]
-        return tempering.temper(reduce(samples, torch.zeros(rows, dtype=torch.int64)), self.temperature)
+        return self._tempered(self.samples(self._scaled(x)))
+
+    def noise(self) -> torch.Generator:
+        """Where its samples come from: every call starts the same stream."""
+        return generator(*self._address)
+
+    def _scaled(self, x: Inputs) -> Inputs:
+        return x if self.scaling is None else self.scaling.apply(x)
+
+    def _tempered(self, samples: Tensor) -> Predictions:
+        labels = torch.zeros(samples.shape[1], dtype=torch.int64)
+        return tempering.temper(reduce(samples, labels), self.temperature)
 
     def save(self, path: str | Path, *, whole: bool = False, half: bool = False) -> Path:
         """Write the model into one file, for its owner's eyes alone; the path.
@@ -145,7 +167,7 @@ class PersonalModel:
                 f"{where} cannot be used: what it holds is not a model of {type(self.algorithm).__name__} ({error})"
             ) from None
 
-    def _try(self, where: str) -> None:
+    def check(self, where: str) -> None:
         """Predict once, on zeros: whatever does not fit shows here, and not when somebody relies on it."""
         try:
             found = self.predictions(example(self.inputs))
@@ -189,16 +211,21 @@ def documents(path: str | Path, client: str | int | None = None) -> tuple[Path, 
     elif client is not None:
         raise BadInput(f"{path} is no run directory, so it has no client {client!r}: give the file alone")
     own = files.read(path, "personal")
-    return path, own, _shared_of(own, path)
+    return path, own, shared_of(own, path)
 
 
-def _shared_of(own: Document, path: Path) -> Document | None:
-    """What the file's owner shares with others: it must be the very one the file was made with."""
+def shared_of(own: Document, path: Path, known: Mapping[str, Document] | None = None) -> Document | None:
+    """What the file's owner shares with others: it must be the very one the file was made with.
+
+    Those that are known already, by their digests, are not read again.
+    """
     digest = own.about.get("shared")
     if digest is None:
         return None
     if not isinstance(digest, str) or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise BadInput(f"{path} cannot be used: its description does not say which shared network it belongs to")
+    if known and digest in known:
+        return known[digest]
     name = f"W-{digest[:16]}.safetensors"
     for folder in (path.parent, path.parent.parent.parent):  # beside it, or where the run keeps it
         if (folder / name).is_file():
