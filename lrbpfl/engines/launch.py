@@ -3,7 +3,7 @@
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from threading import Lock
@@ -96,7 +96,7 @@ def launch(how: str, serve: Callable[..., None], setup: Setup | Parcel, slot: Te
     ours, theirs = context.Pipe()
     forked = how == "fork"
     process = context.Process(target=serve, args=(setup, Pipe(theirs, forked=forked), slot), daemon=True)
-    with hidden_main():
+    with nullcontext() if forked else hidden_main():  # a fork runs nothing again, and keeps what it sees
         process.start()
     theirs.close()
     return process, Pipe(ours, forked=forked)
@@ -106,7 +106,7 @@ def launch(how: str, serve: Callable[..., None], setup: Setup | Parcel, slot: Te
 def hidden_main() -> Iterator[None]:
     """Keep a process that is started inside from running this one's main script again: scripts need no guard.
 
-    The script's globals stay as they are but for two names, so that other threads notice nothing.
+    Two names of the script's are empty meanwhile; all others stay, so that its other threads can go on.
     """
     hidden = ("__spec__", "__file__")
     with _main_is_hidden:

@@ -87,15 +87,24 @@ def serve(setup: Setup | Parcel, pipe: Pipe, slot: Tensor) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     keep_memory()
-    setup = unpack(setup) if isinstance(setup, Parcel) else setup
+    known = _unpacked(setup)
     parent = multiprocessing.parent_process()
     assert parent is not None
     while pipe.end in wait([pipe.end, parent.sentinel]):
         try:
             what, places, arrays, t, k = pipe.recv()
-            pipe.send(_answer(setup, what, read(places, slot), to_tensors(arrays), t, k, slot))
+            message, state = read(places, slot), to_tensors(arrays)
+            pipe.send(known if isinstance(known, str) else _answer(known, what, message, state, t, k, slot))
         except (EOFError, OSError):
             return
+
+
+def _unpacked(setup: Setup | Parcel) -> Setup | str:
+    """The setup, or why it cannot be read here, which is then the answer to every job."""
+    try:
+        return unpack(setup) if isinstance(setup, Parcel) else setup
+    except Exception as error:  # e.g. a module that only the parent finds
+        return f"its worker cannot read the setup: {type(error).__name__}: {error}"
 
 
 def _answer(setup: Setup, what: str, message: Tree, state: Tree, t: int, k: int, slot: Tensor) -> Answer:

@@ -5,6 +5,7 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 from typing import get_args
 
 import pytest
@@ -47,6 +48,7 @@ class Counting(FedAvg):
         return Kept(rounds=torch.zeros(()))
 
     def client_update(self, task, message, client, data, rng):
+        assert __file__.endswith("script.py")
         upload, _, info = super().client_update(task, message, None, data, rng)
         return upload, Kept(rounds=client.rounds + 1), info
 
@@ -63,7 +65,7 @@ engine.close()
 """
 
 
-@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+@pytest.mark.parametrize("start", METHODS)
 def test_a_script_needs_no_guard_and_may_define_its_own_classes(start: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "script.py", start]
@@ -122,6 +124,18 @@ def test_a_model_that_cannot_be_sent_is_refused_in_a_sentence() -> None:
     vars(setup.task.model)["lock"] = threading.Lock()
     with closing(Processes(setup, 1, "spawn")) as engine, pytest.raises(BadInput, match="cannot be sent"):
         next(federate(engine, rounds=1, cohort=1))
+
+
+def test_a_setup_that_only_the_parent_can_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_here = ModuleType("only_here")
+    vars(only_here)["Net"] = type("Net", (nn.Linear,), {"__module__": "only_here"})
+    monkeypatch.setitem(sys.modules, "only_here", only_here)
+    setup = line(Scripted())
+    setup = setup._replace(task=setup.task._replace(model=vars(only_here)["Net"](1, 2)))
+    with closing(Processes(setup, 1, "forkserver")) as engine:
+        (only,) = federate(engine, rounds=1, cohort=1)
+    (reason,) = only.failures.values()
+    assert reason == "its worker cannot read the setup: ModuleNotFoundError: No module named 'only_here'"
 
 
 @pytest.mark.parametrize(
