@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from lrbpfl.core import masks as masking
+from lrbpfl.core.chains import Chain
 from lrbpfl.core.masks import Gates, Layout, Scales
 from lrbpfl.core.network import Call, Layer, Params, caller, forward, parted
 
@@ -23,12 +24,16 @@ class MaskedNetwork(NamedTuple):
     before: Call  # what a Sequential model computes before its first masked layer: the same under all masks
     after: Call  # the rest
     places: Layout
+    chain: Chain | None = None  # the rest, if it is a chain of dense layers
 
     def logits(self, W: Params, draws: Tensor, h: Tensor, scales: Scales | None = None) -> Tensor:
         """Logits under every sampled mask, (samples, batch, classes), from draws (samples, n) and what came before.
 
         One mask after the other: on a CPU a loop over materialised masks costs little more than as many plain passes.
+        A few rows through dense layers need no such masks.
         """
+        if self.chain and len(draws) > 1 and self.chain.suits(h, max(self.places.ranks.values())):
+            return self.chain.logits(W, *masking.all_factors(draws, self.places, scales), h)
         masks = (masking.matrices(drawn, self.places, scales) for drawn in draws.unbind())
         return torch.stack([self.after(masking.masked(W, M), h) for M in masks])
 
@@ -36,7 +41,8 @@ class MaskedNetwork(NamedTuple):
 def masked_network(model: nn.Module, layers: dict[str, Layer], gates: Gates) -> MaskedNetwork:
     """The model with masks of the open ranks on these layers."""
     before, after = parted(model, layers)
-    return MaskedNetwork(before=caller(before), after=caller(after), places=masking.layout(layers, gates))
+    places = masking.layout(layers, gates)
+    return MaskedNetwork(before=caller(before), after=caller(after), places=places, chain=Chain.of(after))
 
 
 def nll(logits: Tensor, y: Tensor) -> Tensor:
