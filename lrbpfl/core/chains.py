@@ -6,7 +6,6 @@ each time.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
@@ -19,6 +18,7 @@ class Chain(NamedTuple):
     """The layers of a plain Sequential in turn: the names of Linear ones' weights ("" elsewhere), and the modules."""
 
     layers: list[tuple[str, nn.Module]]
+    names: frozenset[str]  # of all parameters
 
     @classmethod
     def of(cls, model: nn.Module) -> "Chain | None":
@@ -29,12 +29,12 @@ class Chain(NamedTuple):
         own = dict(model.named_parameters())
         layers = [(f"{name}.weight" if type(m) is nn.Linear else "", m) for name, m in children]
         held = [p for _, m in children if type(m) is nn.Linear for p in m.parameters()]
-        return cls(layers) if len(held) == len(own) == len({id(p) for p in held}) else None
+        return cls(layers, frozenset(own)) if len(held) == len(own) == len({id(p) for p in held}) else None
 
-    def suits(self, h: Tensor, rank: int) -> bool:
-        """Whether this is the cheaper way, by the number of rows; hooks want to see every pass."""
+    def suits(self, W: Params, h: Tensor, rank: int) -> bool:
+        """Whether W is all there is and this is the cheaper way, by the number of rows; hooks want every pass."""
         watched = any(m._forward_pre_hooks or m._forward_hooks for _, m in self.layers)
-        return h.dim() == 2 and len(h) * rank <= FEW and not watched
+        return h.dim() == 2 and len(h) * rank <= FEW and not watched and self.names <= W.keys()
 
     def logits(self, W: Params, Q: dict[str, Tensor], R: dict[str, Tensor], h: Tensor) -> Tensor:
         """Outputs (samples, batch, classes) from factors (samples, ranks, size) by the names of masked weights."""
@@ -49,4 +49,4 @@ class Chain(NamedTuple):
                 h = nnf.linear(h, W[name], W.get(bias_of(name)))
             else:
                 h = layer(h)
-        return h.unflatten(0, (samples, -1))
+        return h.reshape(samples, -1, *h.shape[1:])

@@ -32,7 +32,7 @@ class MaskedNetwork(NamedTuple):
         One mask after the other: on a CPU a loop over materialised masks costs little more than as many plain passes.
         A few rows through dense layers need no such masks.
         """
-        if self.chain and len(draws) > 1 and self.chain.suits(h, max(self.places.ranks.values())):
+        if self.chain and len(draws) > 1 and self.chain.suits(W, h, max(self.places.ranks.values())):
             return self.chain.logits(W, *masking.all_factors(draws, self.places, scales), h)
         masks = (masking.matrices(drawn, self.places, scales) for drawn in draws.unbind())
         return torch.stack([self.after(masking.masked(W, M), h) for M in masks])

@@ -8,7 +8,7 @@ from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.chains import FEW, Chain
 from lrbpfl.core.masks import Scales
-from lrbpfl.core.network import maskable
+from lrbpfl.core.network import Params, maskable
 from lrbpfl.core.objective import MaskedNetwork, masked_network
 from lrbpfl.models import cnn
 from lrbpfl.rng import generator
@@ -40,7 +40,7 @@ def test_logits_and_gradients_are_those_of_materialised_masks(
     W, draws, h = parts(net, model, shape)
     W = {name: p.requires_grad_() for name, p in W.items()}
     scales: Scales | None = {name: torch.tensor([1.0, 0.6]) for name in net.places.layers} if scaled else None
-    assert net.chain is not None and net.chain.suits(h, RANK)
+    assert net.chain is not None and net.chain.suits(W, h, RANK)
     results = []
     for way in (net, net._replace(chain=None)):
         logits = way.logits(W, draws, h, scales)
@@ -51,10 +51,11 @@ def test_logits_and_gradients_are_those_of_materialised_masks(
 
 
 def test_many_rows_and_layers_that_are_watched_go_the_long_way() -> None:
-    chain = Chain.of(PLAIN)
-    assert chain is not None and not chain.suits(torch.zeros(FEW, 20), RANK) and chain.suits(torch.zeros(FEW, 20), 1)
+    chain, x = Chain.of(PLAIN), torch.zeros(FEW, 20)
+    W: Params = {name: p.detach() for name, p in PLAIN.named_parameters()}
+    assert chain is not None and not chain.suits(W, x, RANK) and chain.suits(W, x, 1)
     handle = PLAIN[0].register_forward_hook(lambda *_: None)
-    assert not chain.suits(torch.zeros(1, 20), RANK)
+    assert not chain.suits(W, x[:1], RANK)
     handle.remove()
 
 
