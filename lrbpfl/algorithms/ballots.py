@@ -4,6 +4,7 @@ A candidate is a number of steps and a size of the noise, as multiples of the ca
 on examples that no network has seen: what travels up is, for each, by how much these are likelier than under the
 cautious candidate, summed, the sum of the squares, and how many there were. The server pools the sums over clients and
 rounds, and takes the candidate whose mean gain, less its standard error, is the largest, or else the cautious one.
+Judging takes time, so clients take turns: one half of them is asked at a time.
 """
 
 import math
@@ -16,7 +17,7 @@ from torch import Generator, Tensor
 from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import take
 
-STEPS = (0.0, 1.0, 3.0, 6.0, 10.0)  # times the cautious number
+STEPS = (0.0, 1.0, 2.0, 3.0, 6.0, 10.0)  # times the cautious number
 NOISES = (1 / 6, 1 / 2, 1.0)  # times the cautious size
 CAUTIOUS = (1, 2)  # places of 1 and 1
 VOTERS = 300  # examples that judge, over all clients: more would cost more training data than they tell
@@ -44,11 +45,18 @@ class Tally(NamedTuple):
     squares: Tensor
     examples: Tensor
     votes: Tensor  # clients that judged the candidate
+    rounds: Tensor  # (), int64, so far
 
 
 def empty() -> Tally:
     """No votes yet."""
-    return Tally(*(torch.zeros(len(STEPS), len(NOISES), dtype=torch.float64) for _ in Tally._fields))
+    zeros = (torch.zeros(len(STEPS), len(NOISES), dtype=torch.float64) for _ in Tally._fields[:-1])
+    return Tally(*[*zeros, torch.zeros((), dtype=torch.int64)])
+
+
+def has_turn(tally: Tally, client_id: int) -> bool:
+    """Whether the client is to judge in this round, should it take part: even and odd ones, two rounds each."""
+    return (client_id + (int(tally.rounds) + 1) // 2) % 2 == 0  # two: rounds themselves may go by even and odd
 
 
 def blank() -> Ballot:
@@ -56,15 +64,16 @@ def blank() -> Ballot:
     return Ballot(*(torch.zeros(len(STEPS), len(NOISES)) for _ in Ballot._fields))
 
 
-def asking(choice: Choice) -> Ballot:
-    """The ballot that goes down: the choice in force, and what to judge.
+def asking(choice: Choice, *, judging: bool = True) -> Ballot:
+    """The ballot that goes down: the choice in force, and what to judge, if anything.
 
     That is all noises at the cautious steps, at the chosen ones, and at those next to them: masks go further one step
     at a time, and nobody tries far ways for nothing.
     """
     ballot = blank()
     ballot.gains[choice] = 1.0
-    ballot.examples[[CAUTIOUS[0], *range(max(choice[0] - 1, 0), min(choice[0] + 2, len(STEPS)))]] = 1.0
+    if judging:
+        ballot.examples[[CAUTIOUS[0], *range(max(choice[0] - 1, 0), min(choice[0] + 2, len(STEPS)))]] = 1.0
     return ballot
 
 
@@ -95,14 +104,19 @@ def count(tally: Tally, ballots: Iterable[Ballot], num_clients: int) -> Tally:
 
     Twice as fast where they were not asked: what was said of another network must not stand for ever.
     """
-    heard, speakers = empty(), 0
+    *heard, _ = empty()
+    speakers = 0
     for ballot in ballots:
         fresh = (*ballot, (ballot.examples > 0).to(ballot.examples))
-        heard = Tally(*(total + part.double().cpu() for total, part in zip(heard, fresh, strict=True)))
+        heard = [total + part.double().cpu() for total, part in zip(heard, fresh, strict=True)]
         speakers += int(ballot.examples.any())
+    if not speakers:
+        return tally._replace(rounds=tally.rounds + 1)
     keep = max(1 - speakers / (WINDOW * num_clients), 0.0) if num_clients else 1.0
-    kept = torch.where(heard.votes > 0, keep, keep / 2)
-    return Tally(*(kept * old + new for old, new in zip(tally, heard, strict=True)))
+    *_, votes = heard
+    kept = torch.where(votes > 0, keep, keep / 2)
+    totals = (kept * old + new for old, new in zip(tally[:-1], heard, strict=True))
+    return Tally(*[*totals, tally.rounds + 1])
 
 
 def choose(tally: Tally, num_clients: int) -> Choice:

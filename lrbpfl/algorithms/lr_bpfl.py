@@ -164,11 +164,11 @@ class LRBPFL:
         return Client(gates=gates, seed=torch.randint(2**62, (), generator=rng))
 
     def broadcast(self, task: Task, server: Server, client_id: int) -> Message:
-        """Everybody gets W^t, the choice in force and what to judge."""
+        """Everybody gets W^t and the choice in force, and who has its turn what to judge."""
         if server.tally is None:
             return Message(W=server.W, ballot=None)
         choice = ballots.choose(server.tally, task.num_clients)
-        return Message(W=server.W, ballot=ballots.asking(choice))
+        return Message(W=server.W, ballot=ballots.asking(choice, judging=ballots.has_turn(server.tally, client_id)))
 
     def client_update(
         self, task: Task, message: Message, client: Client, data: Data, rng: Generator

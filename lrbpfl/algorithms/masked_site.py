@@ -12,7 +12,7 @@ from lrbpfl.algorithms.protocol import Task, log_label_prior
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data, Rate, batches, descend, descent
-from lrbpfl.core.gaussian import sample
+from lrbpfl.core.gaussian import Prior, draws_and_kl, gaussian, prior, sample
 from lrbpfl.core.inputs import Inputs, pieces, take
 from lrbpfl.core.masks import Gates, Masks, Scales
 from lrbpfl.core.modes import learning, rolls_dice
@@ -34,21 +34,22 @@ class Site(NamedTuple):
     gates: Gates  # gamma_k as they arrive
     data: Data
     network: MaskedNetwork
-    prior_mean: Tensor  # of all factors, (n,)
+    prior: Prior  # of all factors, (n,)
     log_prior: Tensor  # (classes,)
 
     @classmethod
     def of(cls, method: "LRBPFL", task: Task, gates: Gates, data: Data) -> "Site":
         """The site of a client with these gates and training data."""
         network = masked_network(task.model, maskable(task.model, method.mask_layers), gates)
-        prior_mean = masking.prior_mean(network.places).to(data.y.device)
-        return cls(method, task, gates, data, network, prior_mean, log_label_prior(task, data.y))
+        mean = masking.prior_mean(network.places).to(data.y.device)
+        fixed = prior(gaussian(mean, math.sqrt(method.prior_variance)))
+        return cls(method, task, gates, data, network, fixed, log_label_prior(task, data.y))
 
     def fresh_masks(self, seed: Tensor) -> Masks:
         """The client's own first draw: a rank begins in the same place whenever W arrives."""
         spread, std = self.method.init_spread, self.method.init_std
         masks = masking.init(self.network.places, spread=spread, std=std, rng=generator(int(seed), "mask"))
-        return Masks(*(part.to(self.prior_mean) for part in masks))
+        return Masks(*(part.to(self.prior.mean) for part in masks))
 
     def path(
         self, W: Params, start: Masks, at: set[int], rng: Generator, *, gates_rest: bool = False
@@ -93,18 +94,23 @@ class Site(NamedTuple):
     def nll(self, W: Params, masks: Masks, scales: Scales | None, h: Inputs, y: Tensor, rng: Generator) -> Tensor:
         """-E_q[log p(batch | W o M)] per example, by C sampled masks, from what comes before them."""
         draws = sample(masks, masking.draw(masks, self.method.samples, rng))
-        return nll(self.network.logits(W, draws, h, scales) + self.log_prior, y)
+        return self._nll_under(W, draws, scales, h, y)
 
     def free_energy(self, W: Params, masks: Masks, gates: Gates, h: Inputs, y: Tensor, rng: Generator) -> Tensor:
         """F_k(W, phi_k, psi_k, lambda_k) per example, on one batch.  Eq. (8)"""
         method, num_data = self.method, len(self.data.y)
-        F = self.nll(W, masks, scales_of(method, gates), h, y, rng)
         if method.temperature:
-            kl = masking.kl_divergence(masks, self.prior_mean, math.sqrt(method.prior_variance))
+            draws, kl = draws_and_kl(masks, masking.draw(masks, method.samples, rng), p=self.prior)
+            F = self._nll_under(W, torch.stack(draws), scales_of(method, gates), h, y)
             F = free_energy(F, kl, temperature=method.temperature, num_data=num_data)
+        else:
+            F = self.nll(W, masks, scales_of(method, gates), h, y, rng)
         if method.ranks == "printed":
             F = F + method.gate_penalty / num_data * torch.stack([*map(gating.penalty, gates.values())]).sum()
         return F
+
+    def _nll_under(self, W: Params, draws: Tensor, scales: Scales | None, h: Inputs, y: Tensor) -> Tensor:
+        return nll(self.network.logits(W, draws, h, scales) + self.log_prior, y)
 
     def _rates(self) -> tuple[Rate, Rate, Rate]:
         """Of (phi, psi), of gamma and of W."""

@@ -79,6 +79,17 @@ def factors(drawn: Tensor, places: Layout) -> dict[str, Factors]:
     }
 
 
+def all_factors(
+    draws: Tensor, places: Layout, scales: Scales | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Q Lambda and R of every layer under many draws (samples, n), each (samples, r_k, size)."""
+    parts = iter(draws.split(places.sizes, dim=1))
+    Q, R = dict[str, Tensor](), dict[str, Tensor]()
+    for name, rank in places.ranks.items():
+        Q[name], R[name] = (next(parts).unflatten(1, (rank, -1)) for _ in ("Q", "R"))
+    return (Q if scales is None else {name: q * scales[name][:, None] for name, q in Q.items()}), R
+
+
 def matrix(Q: Tensor, R: Tensor, groups: int = 1) -> Tensor:
     """One mask M = Q R^T from rank-major factors: (outputs, inputs / groups).  Eq. (5)
 

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from lrbpfl.core import masks as masking
+from lrbpfl.core.chains import Chain
 from lrbpfl.core.inputs import Inputs, pieces
 from lrbpfl.core.masks import Gates, Layout, Scales
+from lrbpfl.core.modes import modal
 from lrbpfl.core.network import Call, Layer, Params, caller, forward, parted, through
 
 
@@ -25,12 +27,17 @@ class MaskedNetwork(NamedTuple):
     after: Call  # the rest
     places: Layout
     frozen: Params  # masked weights that are no part of W, as they do not train
+    chain: Chain | None = None  # the rest, if it is a chain of dense layers
 
     def logits(self, W: Params, draws: Tensor, h: Inputs, scales: Scales | None = None) -> Tensor:
         """Logits under every sampled mask, (samples, batch, classes), from draws (samples, n) and what came before.
 
         One mask after the other: on a CPU a loop over materialised masks costs little more than as many plain passes.
+        A few rows through dense layers need no such masks.
         """
+        rank = max(self.places.ranks.values())
+        if self.chain and len(draws) > 1 and isinstance(h, Tensor) and self.chain.suits(W, h, rank):
+            return self.chain.logits(W, *masking.all_factors(draws, self.places, scales), h)
         masks = (masking.matrices(drawn, self.places, scales) for drawn in draws.unbind())
         return torch.stack([self.under(W, M, h) for M in masks])
 
@@ -47,6 +54,7 @@ def masked_network(model: nn.Module, layers: dict[str, Layer], gates: Gates) -> 
         after=caller(after),
         places=masking.layout(layers, gates),
         frozen={name: p.detach() for name, p in model.named_parameters() if name in layers and not p.requires_grad},
+        chain=None if modal(after) else Chain.of(after),
     )
 
 

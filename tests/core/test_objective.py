@@ -78,7 +78,7 @@ def test_before_and_after_are_the_whole_network_under_each_mask(model: nn.Module
     expected = torch.stack([forward(model, G, scaled) for G in masks])
     torch.testing.assert_close(logits, expected)
     slopes = (torch.autograd.grad(out.square().sum(), [*W.values(), draws]) for out in (logits, expected))
-    torch.testing.assert_close(*slopes)
+    torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)  # sums in another order
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 9, 500])

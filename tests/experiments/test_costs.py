@@ -29,7 +29,7 @@ SENT = {
     "pfedgp": CONVOLUTIONS + HIDDEN,  # all but the last layer
     "metavd": P + 512 * 256 + 1,  # a variance for each weight of fc2, and the weight of the KL
     "pfedbayes": 2 * P,
-    "lr-bpfl": P + 3 * 15,  # votes: three numbers for each of 15 candidates
+    "lr-bpfl": P + 3 * 18,  # votes: three numbers for each of 18 candidates
 }
 
 
