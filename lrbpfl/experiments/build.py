@@ -61,6 +61,8 @@ def build_setup(config: Config, *, progress: bool = False) -> Setup:
         seed=config.federation.seed,
         device=_device(config.engine.device),
         paces=_paces(config.federation),
+        classes=dataset.classes,
+        features=dataset.feature_names,
     )
     check_setup(setup)
     return setup

@@ -1,8 +1,10 @@
 """From what an engine leaves behind to documents: what clients share, and each client's own model."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from importlib.metadata import version
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +14,10 @@ from lrbpfl.data.scaling import Scaling
 from lrbpfl.engines.work import Setup
 from lrbpfl.metrics import Predictions
 from lrbpfl.metrics.conformal import label_scores
-from lrbpfl.personal.files import Document
-from lrbpfl.personal.model import description, message_of
+from lrbpfl.personal import identity
+from lrbpfl.personal.files import FORMAT, Document
+from lrbpfl.personal.model import message_of
+from lrbpfl.personal.signature import shape_of, signature
 from lrbpfl.rng import Address
 from lrbpfl.trees import Tree
 
@@ -84,3 +88,25 @@ def _kept(told: Told) -> dict[str, Tensor]:
     if told.scaling is not None:
         kept |= {"scaling/mean": told.scaling.mean, "scaling/std": told.scaling.std}
     return kept
+
+
+def versions() -> dict[str, str]:
+    """What a file was made with."""
+    return {name: version(name) for name in ("lrbpfl", "torch")}
+
+
+def description(kind: str, name: str, setup: Setup) -> dict[str, Any]:
+    """What all files of a federation say."""
+    algorithm, task, clients, *_ = setup
+    inputs = signature(clients[0].train.x)
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        "versions": versions(),
+        "algorithm": {"name": name, "fields": dataclasses.asdict(algorithm)},
+        "label_prior": task.label_prior or 0.0,
+        "classes": list(setup.classes or task.class_names or range(task.num_classes)),
+        "features": None if setup.features is None else list(setup.features),
+        "model": identity.describe(task.model, task.num_classes, shape_of(inputs)),
+        "inputs": inputs,
+    }
