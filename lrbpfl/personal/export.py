@@ -24,7 +24,8 @@ from lrbpfl.disk import write_file
 from lrbpfl.engines.work import one_thread
 from lrbpfl.errors import BadInput
 from lrbpfl.personal.ensemble import OUTPUTS, Frozen, scaling_of
-from lrbpfl.personal.model import PersonalModel, versions
+from lrbpfl.personal.model import PersonalModel
+from lrbpfl.personal.pack import versions
 from lrbpfl.personal.signature import example
 from lrbpfl.rng import generator
 

@@ -1,9 +1,7 @@
 """A client's own model: what it predicts, how sure it is, and the file it lives in."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -14,17 +12,18 @@ from torch import Tensor, nn
 
 from lrbpfl import algorithms, trees
 from lrbpfl.algorithms.protocol import Algorithm, Task
+from lrbpfl.core.inputs import length
 from lrbpfl.data.table_files import frame_table, is_frame
 from lrbpfl.data.tables import features_of
-from lrbpfl.engines.work import Setup, one_thread
+from lrbpfl.engines.work import one_thread
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce, tempering
 from lrbpfl.metrics.conformal import Promise, needed, promise_of, too_few
 from lrbpfl.metrics.predictions import Floats
 from lrbpfl.personal import files, identity
 from lrbpfl.personal.checks import address_of, calibration_of, check_personal, scaling_of, temperature_of
-from lrbpfl.personal.files import FORMAT, Document
-from lrbpfl.personal.signature import Inputs, as_inputs, checked, example, shape_of, signature
+from lrbpfl.personal.files import Document
+from lrbpfl.personal.signature import Inputs, as_inputs, checked, example, shape_of
 from lrbpfl.rng import generator
 
 Class = int | str  # a label as its owner writes it
@@ -94,7 +93,10 @@ class PersonalModel:
         """What somebody gave, as the tensors that the network takes in; refused in a sentence if it cannot be."""
         if self.features and is_frame(x):
             x = features_of(frame_table(x, "the table"), self.features, set())
-        return self._scaled(as_inputs(x, self.inputs))
+        inputs = as_inputs(x, self.inputs)
+        if not length(inputs):
+            raise BadInput("the inputs have no rows: give at least one")
+        return self._scaled(inputs)
 
     def samples(self, x: Inputs) -> Tensor:
         """Probabilities under every sample of the model, (samples, n, classes); always the same samples."""
@@ -292,10 +294,12 @@ def features_in(about: Mapping[str, Any]) -> tuple[str, ...] | None:
 def task_of(about: Mapping[str, Any], model: nn.Module | None, where: str) -> Task:
     """The task of a description, as far as a single client needs it."""
     classes, shape = classes_of(about, where), shape_of(checked(about.get("inputs"), where))
+    if files.named(about, "label_prior", (int, float), where) < 0:
+        raise BadInput(f"{where} cannot be used: its label prior is negative")
     return Task(
         model=identity.restored(about.get("model"), len(classes), shape, model, where),
         num_classes=len(classes),
-        label_prior=float(files.named(about, "label_prior", (int, float), where)),
+        label_prior=float(about["label_prior"]),
         class_names=tuple(map(str, classes)),
     )
 
@@ -307,25 +311,3 @@ def _halved(name: str, leaf: Tensor) -> Tensor:
     if not torch.equal(leaf.half().isfinite(), leaf.isfinite()):
         raise BadInput(f"{name.removeprefix('own/')} holds numbers that 16 bits cannot: save without half")
     return leaf.half()
-
-
-def versions() -> dict[str, str]:
-    """What a file was made with."""
-    return {name: version(name) for name in ("lrbpfl", "torch")}
-
-
-def description(kind: str, name: str, setup: Setup) -> dict[str, Any]:
-    """What all files of a federation say."""
-    algorithm, task, clients, *_ = setup
-    inputs = signature(clients[0].train.x)
-    return {
-        "format": FORMAT,
-        "kind": kind,
-        "versions": versions(),
-        "algorithm": {"name": name, "fields": dataclasses.asdict(algorithm)},
-        "label_prior": task.label_prior or 0.0,
-        "classes": list(setup.classes or task.class_names or range(task.num_classes)),
-        "features": None if setup.features is None else list(setup.features),
-        "model": identity.describe(task.model, task.num_classes, shape_of(inputs)),
-        "inputs": inputs,
-    }

@@ -1,7 +1,9 @@
 """From what an engine leaves behind to documents: what clients share, and each client's own model."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +14,10 @@ from lrbpfl.data.scaling import Scaling
 from lrbpfl.engines.work import Setup
 from lrbpfl.metrics import Predictions, interval
 from lrbpfl.metrics.conformal import label_scores
-from lrbpfl.personal.files import Document
-from lrbpfl.personal.model import description, message_of
+from lrbpfl.personal import identity
+from lrbpfl.personal.files import FORMAT, Document
+from lrbpfl.personal.model import message_of
+from lrbpfl.personal.signature import shape_of, signature
 from lrbpfl.rng import Address, numpy_generator
 from lrbpfl.trees import Tree
 
@@ -107,3 +111,25 @@ def _scores(told: Told) -> dict[str, float]:
     p, seed = told.predictions, int(told.address[0])
     low, high = interval(p.confidence, p.correct, rng=numpy_generator(seed, "interval", *told.address))
     return {**told.scores, "ece_low": low, "ece_high": high}
+
+
+def versions() -> dict[str, str]:
+    """What a file was made with."""
+    return {name: version(name) for name in ("lrbpfl", "torch")}
+
+
+def description(kind: str, name: str, setup: Setup) -> dict[str, Any]:
+    """What all files of a federation say."""
+    algorithm, task, clients, *_ = setup
+    inputs = signature(clients[0].train.x)
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        "versions": versions(),
+        "algorithm": {"name": name, "fields": dataclasses.asdict(algorithm)},
+        "label_prior": task.label_prior or 0.0,
+        "classes": list(setup.classes or task.class_names or range(task.num_classes)),
+        "features": None if setup.features is None else list(setup.features),
+        "model": identity.describe(task.model, task.num_classes, shape_of(inputs)),
+        "inputs": inputs,
+    }
