@@ -25,8 +25,8 @@ from lrbpfl.experiments.build import build
 from lrbpfl.experiments.config import Config, parse
 from lrbpfl.experiments.runner import Progress, start
 from lrbpfl.metrics import Predictions, pool, reduce
+from lrbpfl.personal.description import message_of
 from lrbpfl.personal.files import read
-from lrbpfl.personal.model import message_of
 from lrbpfl.personal.onboarding import find_shared
 from lrbpfl.rng import generator
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lrbpfl.cli.personal import commands
 from lrbpfl.errors import BadInput
 
 app = typer.Typer(
@@ -97,33 +98,6 @@ def report(
     pages.report(runs, out, figures)
 
 
-OwnModel = Annotated[Path, typer.Argument(metavar="FILE", help="A client's model, or the directory of a run.")]
-ClientName = Annotated[str | None, typer.Option(help="Whose model, if a run is given.")]
-
-
-@app.command("export")
-def export_(
-    file: OwnModel,
-    to: Annotated[str, typer.Option(help="NAME.onnx, NAME.pt2 (torch.export) or mlflow:DIRECTORY.")],
-    client: ClientName = None,
-    model: Annotated[
-        str | None, typer.Option(help="package.module:callable that makes the network, if it is one of your own.")
-    ] = None,
-) -> None:
-    """Write a client's model for other programs; its predictions there are compared with its own first."""
-    from lrbpfl.cli import own
-
-    own.export(file, to, client, model)
-
-
-@app.command()
-def card(file: OwnModel, client: ClientName = None, as_json: AsJson = False) -> None:
-    """Show what a client's model is, how good it was found to be, and what it holds of the client's data."""
-    from lrbpfl.cli import own
-
-    own.card(file, client, as_json=as_json)
-
-
 @app.command()
 def tune(
     algorithm: Annotated[
@@ -151,47 +125,6 @@ def tune(
     from lrbpfl.cli import studies
 
     studies.tune(algorithm, vary or [], config, settings or [], out, grid=grid, seeds=seeds, quiet=quiet)
-
-
-ModelFactory = Annotated[
-    str | None, typer.Option("--model", help="module:callable that gives your own nn.Module, if it is not one of ours.")
-]
-
-
-@app.command()
-def onboard(
-    run: Annotated[Path, typer.Argument(help="A finished run, or the W-....safetensors of one.")],
-    data: Annotated[Path, typer.Option(help="The new client's data: .npz with x and y, .csv or .parquet.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file for its model; it must not exist yet.")],
-    name: Annotated[str, typer.Option(help="What the client is called.")] = "new",
-    label: Annotated[str | None, typer.Option(help="The label's column of a table.")] = None,
-    hold_out: Annotated[
-        float | None, typer.Option(help="Share of its examples that judge the model and make its sets; else a fifth.")
-    ] = None,
-    model: ModelFactory = None,
-    whole: Annotated[bool, typer.Option("--whole", help="Put the shared network into the file too.")] = False,
-) -> None:
-    """Make the model of a client that took no part: it fits what is its own; nothing is sent."""
-    from lrbpfl.cli import models
-
-    models.join(run, data, out, name, label=label, hold_out=hold_out, factory=model, whole=whole)
-
-
-@app.command()
-def predict(
-    file: Annotated[Path, typer.Argument(help="A client's .safetensors, or a finished run together with --client.")],
-    inputs: Annotated[Path, typer.Option("--input", "-i", help=".npz with x, .csv or .parquet; one row each.")],
-    client: Annotated[str | None, typer.Option(help="Whose model, if a run is given.")] = None,
-    kind: Annotated[str, typer.Option("--format", "-f", help="csv, json or parquet.")] = "csv",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; else the terminal.")] = None,
-    coverage: Annotated[float | None, typer.Option(help="Also sets that hold the truth so often, e.g. 0.9.")] = None,
-    confidence: Annotated[float | None, typer.Option(help="How sure that promise is to be, e.g. 0.95.")] = None,
-    model: ModelFactory = None,
-) -> None:
-    """Predict with a client's own model: labels, probabilities and how sure it is, row by row."""
-    from lrbpfl.cli import models
-
-    models.predict(file, inputs, client, kind=kind, out=out, coverage=coverage, confidence=confidence, factory=model)
 
 
 @app.command()
@@ -231,25 +164,6 @@ def bench(
 
 
 @app.command()
-def serve(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A finished run, or a folder of personal *.safetensors files.")
-    ],
-    host: Annotated[str, typer.Option(help="Where to listen; others reach it only if told.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 8000,
-    token_file: Annotated[
-        Path | None, typer.Option(help="Ask for the bearer token in this file; else for $LRBPFL_TOKEN, if it is set.")
-    ] = None,
-    max_bytes: Annotated[int, typer.Option(help="Of one request.", min=1)] = 1_000_000,
-    max_rows: Annotated[int, typer.Option(help="Of one request.", min=1)] = 1_000,
-) -> None:
-    """Answer over HTTP with every client's own model: /predict, /clients, /health, and a page to try it."""
-    from lrbpfl.cli import serve as serving
-
-    serving.serve(directory, host, port, token_file, max_bytes=max_bytes, max_rows=max_rows)
-
-
-@app.command()
 def doctor() -> None:
     """Look at versions, cores and data, and train for a few seconds to see that all is well."""
     from lrbpfl.cli import measure
@@ -270,6 +184,7 @@ def keys(
     listing.show(which, as_json=as_json)
 
 
+app.registered_commands += commands.registered_commands
 paper_app = typer.Typer(help="The paper's tables and figures, beside what it prints.", no_args_is_help=True)
 app.add_typer(paper_app, name="paper")
 Items = Annotated[list[str], typer.Argument(metavar="ITEM...", help="Names from `lrbpfl paper list`, or: all.")]

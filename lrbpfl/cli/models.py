@@ -18,7 +18,8 @@ from lrbpfl.data.tables import CLIENT, LABEL, features_of, labels_of
 from lrbpfl.disk import write_file
 from lrbpfl.errors import BadInput
 from lrbpfl.personal import files
-from lrbpfl.personal.model import PersonalModel, Prediction, features_in, load
+from lrbpfl.personal.description import features_in
+from lrbpfl.personal.model import PersonalModel, Prediction, load
 from lrbpfl.personal.onboarding import FEWEST, find_shared, onboard
 
 FORMATS = ("csv", "json", "parquet")

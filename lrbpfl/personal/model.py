@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from lrbpfl import algorithms, trees
-from lrbpfl.algorithms.protocol import Algorithm, Task
+from lrbpfl import trees
 from lrbpfl.core.inputs import length
 from lrbpfl.data.table_files import frame_table, is_frame
 from lrbpfl.data.tables import features_of
@@ -20,13 +19,12 @@ from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce, tempering
 from lrbpfl.metrics.conformal import Promise, needed, promise_of, too_few
 from lrbpfl.metrics.predictions import Floats
-from lrbpfl.personal import files, identity
+from lrbpfl.personal import files
 from lrbpfl.personal.checks import address_of, calibration_of, check_personal, scaling_of, temperature_of
+from lrbpfl.personal.description import Class, algorithm_of, classes_of, features_in, message_of, task_of
 from lrbpfl.personal.files import Document
-from lrbpfl.personal.signature import Inputs, as_inputs, checked, example, shape_of
+from lrbpfl.personal.signature import Inputs, as_inputs, checked, example
 from lrbpfl.rng import generator
-
-Class = int | str  # a label as its owner writes it
 
 
 class Prediction(NamedTuple):
@@ -186,11 +184,6 @@ class PersonalModel:
             raise BadInput(f"{where} cannot be used: its probabilities are not finite")
 
 
-def message_of(shared: Document) -> dict[str, Tensor]:
-    """The tensors of the message that lies in a shared document, by their names there."""
-    return {name.removeprefix("message/"): leaf for name, leaf in shared.tensors.items() if name.startswith("message/")}
-
-
 def shared_name(shared: Document) -> str:
     """The file that holds what clients share, named after its content."""
     return f"W-{shared.digest[:16]}.safetensors"
@@ -258,50 +251,6 @@ def _client_names(file: Path) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadInput(f"{file} cannot be used: it holds no list of names")
     return names
-
-
-def algorithm_of(about: Mapping[str, Any], where: str) -> Algorithm:
-    """The algorithm that a description names, with its fields."""
-    said = about.get("algorithm")
-    said = said if isinstance(said, dict) else {}
-    name = said.get("name")
-    if not isinstance(name, str) or name not in algorithms.names():
-        raise BadInput(f"{where} cannot be used: it names an algorithm that is not here, {str(name)[:40]!r}")
-    try:
-        return algorithms.find(name)(**said["fields"])
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise BadInput(
-            f"{where} cannot be used: its fields of {name} are not those of this version ({reason})"
-        ) from None
-
-
-def classes_of(about: Mapping[str, Any], where: str) -> tuple[Class, ...]:
-    """The labels as their owners write them, in the order of their numbers."""
-    found = about.get("classes")
-    plain = isinstance(found, list) and found and all(type(name) in (int, str) for name in found)
-    if not plain or len(set(map(type, found or []))) > 1 or len(set(found or [])) < len(found or []):
-        raise BadInput(f"{where} cannot be used: its description does not name its classes")
-    return tuple(found or ())
-
-
-def features_in(about: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The names of the columns that a model takes in, in their order; None if it was not trained on tables."""
-    found = about.get("features")
-    return tuple(map(str, found)) if isinstance(found, list) and found else None
-
-
-def task_of(about: Mapping[str, Any], model: nn.Module | None, where: str) -> Task:
-    """The task of a description, as far as a single client needs it."""
-    classes, shape = classes_of(about, where), shape_of(checked(about.get("inputs"), where))
-    if files.named(about, "label_prior", (int, float), where) < 0:
-        raise BadInput(f"{where} cannot be used: its label prior is negative")
-    return Task(
-        model=identity.restored(about.get("model"), len(classes), shape, model, where),
-        num_classes=len(classes),
-        label_prior=float(about["label_prior"]),
-        class_names=tuple(map(str, classes)),
-    )
 
 
 def _halved(name: str, leaf: Tensor) -> Tensor:

@@ -24,8 +24,9 @@ from lrbpfl.engines.work import dropout_seeded, one_thread, own_part
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import scores
 from lrbpfl.personal import files
+from lrbpfl.personal.description import algorithm_of, classes_of, features_in, message_of, task_of
 from lrbpfl.personal.files import Document
-from lrbpfl.personal.model import PersonalModel, algorithm_of, classes_of, features_in, message_of, task_of
+from lrbpfl.personal.model import PersonalModel
 from lrbpfl.personal.pack import Parts, Told, personal_document
 from lrbpfl.personal.signature import as_inputs, checked
 from lrbpfl.rng import generator, numpy_generator

@@ -15,8 +15,8 @@ from lrbpfl.engines.work import Setup
 from lrbpfl.metrics import Predictions, interval
 from lrbpfl.metrics.conformal import label_scores
 from lrbpfl.personal import identity
+from lrbpfl.personal.description import message_of
 from lrbpfl.personal.files import FORMAT, Document
-from lrbpfl.personal.model import message_of
 from lrbpfl.personal.signature import shape_of, signature
 from lrbpfl.rng import Address, numpy_generator
 from lrbpfl.trees import Tree

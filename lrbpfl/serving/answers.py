@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lrbpfl import trees
 from lrbpfl.errors import BadInput
-from lrbpfl.personal.model import Class, PersonalModel, Prediction
+from lrbpfl.personal.description import Class
+from lrbpfl.personal.model import PersonalModel, Prediction
 from lrbpfl.personal.signature import DTYPES, Inputs
 from lrbpfl.serving.batching import Asked, samples
 

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from lrbpfl.core import gates as gating
 from lrbpfl.errors import BadInput
-from lrbpfl.personal.model import Class, PersonalModel
+from lrbpfl.personal.description import Class
+from lrbpfl.personal.model import PersonalModel
 from lrbpfl.serving.answers import Answer, Row, UnknownClient, answers, short
 from lrbpfl.serving.guard import Guard
 from lrbpfl.serving.page import CONTENT_POLICY, page
