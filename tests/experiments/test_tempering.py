@@ -133,19 +133,6 @@ def test_a_suffix_tempers_one_algorithm() -> None:
         make_algorithm("fedavg+tempre", {})
 
 
-@pytest.fixture
-def dealing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comparisons whose tempered clients keep something from training."""
-
-    def build(config: Config, *, progress: bool = False) -> Setup:
-        federation = build_setup(config, progress=progress)
-        wanted = config.data.calibration_fraction and federation.clients[0].calibration is None
-        return aside(federation) if wanted else federation
-
-    monkeypatch.setattr(comparison, "build_setup", build)
-
-
-@pytest.mark.usefixtures("dealing")
 def test_a_tempered_algorithm_beside_the_same_one_as_it_is(folder: Path, tmp_path: Path) -> None:
     tables: dict[str, Any] = {
         "data": {"dataset": str(folder), "train_fraction": 0.5},
