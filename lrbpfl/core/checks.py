@@ -98,8 +98,8 @@ def check_gradients(model: nn.Module, x: Inputs) -> None:
                 failed = error
     if again:
         raise BadInput(
-            f"the model computes parts of itself ({again[0]}) again on the way back, where it does not have the "
-            "weights that it was given: switch gradient checkpointing off"
+            f"the model computes parts of itself ({again[0]}) again on the way back, where it has other weights than "
+            "those it was given: switch gradient checkpointing off"
         )
     if failed:
         raise BadInput(f"the model fails on the way back with {type(failed).__name__}: {_line(failed)}") from failed

@@ -111,7 +111,7 @@ def _try_model(setup: Setup) -> None:
     tried: set[str] = set()
     device = next(model.parameters()).device
     for where, x in _all_inputs(setup):
-        if describe(x) not in tried:
+        if (kind := describe(x)) not in tried:
             rows = trees.tree_map(lambda part: part[:2].to(device), x)
             try:
                 check_call(model, rows, classes)
@@ -120,7 +120,7 @@ def _try_model(setup: Setup) -> None:
                     check_gradients(model, rows)
             except BadInput as error:
                 raise BadInput(f"{where}: {error}") from error
-            tried.add(describe(x))
+            tried.add(kind)
 
 
 def _all_inputs(setup: Setup) -> Iterator[tuple[str, Inputs]]:

@@ -19,7 +19,7 @@ from lrbpfl.core.network import maskable, trainable
 from lrbpfl.engines.loop import Round, federate
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
-from lrbpfl.engines.work import ClientData, Setup
+from lrbpfl.engines.work import ClientData, Setup, granted
 from lrbpfl.rng import generator
 from tests.core.zoo import CLASSES, ZOO, made
 from tests.engines.fakes import same_rounds
@@ -91,6 +91,23 @@ def test_the_server_s_own_dropout_follows_the_seed_too() -> None:
     expected = run(setup)
     torch.manual_seed(2)
     assert same_rounds(run(setup, workers=2), expected)
+
+
+def test_several_inputs_move_to_the_server_row_by_row() -> None:
+    """Every row stays whole: a client's inputs are those it kept and those that the server got."""
+    setup = setup_of("dict", FedBE(local_steps=1, distil_epochs=1, members=1))
+    inputs, y = ZOO["dict"].inputs, torch.arange(26) % CLASSES
+    many = tuple(c._replace(train=Data(inputs(26, generator(0, k)), y)) for k, c in enumerate(setup.clients))
+    open_task = setup._replace(task=setup.task._replace(public=None), clients=many)
+    ready = granted(open_task)
+    kept, gone = [client.train.x for client in ready.clients], ready.task.public
+
+    def rows(x: dict[str, torch.Tensor]) -> set[tuple[int, ...]]:
+        return {tuple(row.tolist()) for row in torch.cat([x["ids"], x["picture"].flatten(1)], dim=1)}
+
+    assert len(gone["ids"]) == 3 and rows(gone).isdisjoint(set().union(*map(rows, kept)))
+    assert rows(gone) <= set().union(*(rows(client.train.x) for client in many))
+    assert not run(open_task, rounds=1)[0].failures
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
