@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from lrbpfl.core.descent import Data
 from lrbpfl.engines.work import ClientData, Setup, evaluate_client, fresh_state, granted, keep_memory, one_thread
 from lrbpfl.models import cnn
 from lrbpfl.personal.files import Document
-from lrbpfl.personal.model import PersonalModel, Prediction
+from lrbpfl.personal.model import PersonalModel
 from lrbpfl.personal.pack import Told, personal_document, shared_document
 from lrbpfl.rng import generator
 from lrbpfl.serving.answers import Row, answers
@@ -105,7 +106,7 @@ def _request(i: int, names: list[str]) -> list[Row]:
     return [Row(names[k], torch.randn(SHAPE, generator=rng).tolist()) for k in chosen]
 
 
-def _alone(models: dict[str, PersonalModel], row: Row) -> Prediction:
+def _alone(models: dict[str, PersonalModel], row: Row) -> Any:
     """A client's row as its own model answers it."""
     return models[row.client].predict([row.input])
 

@@ -156,11 +156,12 @@ def test_a_token_is_asked_for(header: str | None, status: int, models: dict[str,
 def test_sets_are_told_where_a_model_promises_them(
     models: dict[str, PersonalModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class WithSets(Prediction):
-        sets = (("no", "yes"), ("no",))
+    class Promised(Prediction):
+        promise: Any = "of coverage"
+        set: Any = (("no", "yes"), ("no",))
 
     concluded = PersonalModel.concluded
-    monkeypatch.setattr(PersonalModel, "concluded", lambda self, samples: WithSets(*concluded(self, samples)))
+    monkeypatch.setattr(PersonalModel, "concluded", lambda self, samples: Promised(*concluded(self, samples)[:5]))
     assert [one.set for one in answers(models, [Row("north", ROW)] * 2)] == [["no", "yes"], ["no"]]
 
 
