@@ -142,7 +142,7 @@ def bench(
     ] = False,
     service: Annotated[
         bool,
-        typer.Option("--serve", help="Instead: how fast models of many clients answer, and what memory they take."),
+        typer.Option("--serve", help="Instead: how fast models of many clients answer, and their memory."),
     ] = False,
     as_json: AsJson = False,
     repeats: Annotated[

@@ -26,7 +26,8 @@ def serve(directory: Path, host: str, port: int, token_file: Path | None, *, max
 
     torch.set_num_threads(1)  # in every thread: the same bits as in a run
     token, found = _token(token_file), shelf(directory)
-    app = application(found.models, limits=Limits(max_bytes, max_rows), token=token)
+    hosts = LOOPBACK if host in LOOPBACK and not token else None
+    app = application(found.models, limits=Limits(max_bytes, max_rows), token=token, hosts=hosts)
     with _listening(host, port) as listener:
         _say(found, directory, host, listener.getsockname()[1], token)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=PATIENCE, server_header=False)
@@ -62,9 +63,13 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise BadInput(f"host {host!r} cannot be used: {error.strerror or error}") from None
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()
     except OSError as error:
+        listener.close()
         raise BadInput(f"port {port} of {host} cannot be used: {error.strerror or error}") from None
     return listener

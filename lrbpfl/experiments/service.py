@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,8 +38,8 @@ def measure() -> dict[str, float]:
     with one_thread():
         models = side_by_side(personal_files(CLIENTS))
         requests = [_request(i, list(models)) for i in range(8)]
-        mixed = _timed(lambda i: answers(models, requests[i % len(requests)]))
-        apart = _timed(lambda i: [_alone(models, row) for row in requests[i % len(requests)]])
+        mixed = _timed(lambda i: answers(models, requests[i % len(requests)]), SECONDS)
+        apart = _timed(lambda i: [_alone(models, row) for row in requests[i % len(requests)]], SECONDS)
         one = _timed(lambda i: answers(models, requests[i % len(requests)][:1]), SECONDS / 4)
     figures = {
         "mixed_requests_per_second": len(mixed) / sum(mixed),
@@ -65,10 +66,11 @@ def memory(clients: int = MANY) -> dict[str, float]:
 def resident(clients: int = MANY) -> str:
     """Resident bytes that W and many clients add to a process that has imported and computed everything once."""
     with one_thread():
-        side_by_side(personal_files(2))
+        warm = side_by_side(personal_files(2))  # kept, so that none of its memory is used again
         before = _resident()
         models = side_by_side(personal_files(clients))
         after = _resident()
+        del warm
     some = next(iter(models.values()))
     shared = trees.nbytes(some._tree.W)
     own = sum(trees.nbytes(model._tree) - shared for model in models.values())
@@ -105,12 +107,12 @@ def _request(i: int, names: list[str]) -> list[Row]:
     return [Row(names[k], torch.randn(SHAPE, generator=rng).tolist()) for k in chosen]
 
 
-def _alone(models: dict[str, PersonalModel], row: Row) -> object:
+def _alone(models: dict[str, PersonalModel], row: Row) -> Any:
     """A client's row as its own model answers it."""
     return models[row.client].predict([row.input])
 
 
-def _timed(action: Callable[[int], object], seconds: float = SECONDS) -> list[float]:
+def _timed(action: Callable[[int], object], seconds: float) -> list[float]:
     """How long each of many goes takes, after a first that does not count."""
     action(0)
     found: list[float] = []

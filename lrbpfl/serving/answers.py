@@ -15,7 +15,7 @@ from torch import Tensor
 from lrbpfl import trees
 from lrbpfl.errors import BadInput
 from lrbpfl.personal.description import Class
-from lrbpfl.personal.model import PersonalModel, Prediction
+from lrbpfl.personal.model import PersonalModel
 from lrbpfl.personal.signature import DTYPES, Inputs
 from lrbpfl.serving.batching import Asked, samples
 
@@ -70,9 +70,10 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _told(model: PersonalModel, said: Prediction) -> Iterator[Answer]:
+def _told(model: PersonalModel, said: Any) -> Iterator[Answer]:
+    """A `Prediction` row by row; with its sets where the model can promise some."""
     names = [str(name) for name in said.classes]
-    sets = getattr(said, "sets", None)
+    sets = None if getattr(said, "promise", None) is None else said.set
     for i, best in enumerate(said.probability.argmax(axis=1)):
         yield Answer(
             client=model.client,

@@ -1,6 +1,6 @@
 """The HTTP side: what may be asked, in which form, and what is said when it cannot be answered."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple
 
@@ -97,7 +97,7 @@ Asked = Annotated[
     Annotated[OfOneClient, Tag("inputs")] | Annotated[OfManyClients, Tag("rows")], Discriminator(_form), Body()
 ]
 FAULTS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Fault, "description": "The body cannot be read"},
+    400: {"model": Fault, "description": "The body cannot be read, or was meant for another host"},
     401: {"model": Fault, "description": "The token is missing or wrong"},
     404: {"model": Fault, "description": "There is no such client"},
     413: {"model": Fault, "description": "Too many bytes or rows"},
@@ -106,12 +106,20 @@ FAULTS: dict[int | str, dict[str, Any]] = {
 
 
 def application(
-    models: Mapping[str, PersonalModel], *, limits: Limits | None = None, token: str | None = None
+    models: Mapping[str, PersonalModel],
+    *,
+    limits: Limits | None = None,
+    token: str | None = None,
+    hosts: Collection[str] | None = None,
 ) -> FastAPI:
-    """The service for these models; every path but the page and /health wants the token, if there is one."""
+    """The service for these models; every path but the page and /health wants the token, if there is one.
+
+    With `hosts`, requests that were meant for another name are refused: a web page elsewhere can have its own name lead
+    here, and its reader's browser would ask in its place.
+    """
     limits = limits or Limits()
     app = FastAPI(title="lrbpfl", version=version("lrbpfl"), description=(__doc__ or "").strip())
-    app.add_middleware(Guard, token=token, max_bytes=limits.max_bytes)
+    app.add_middleware(Guard, token=token, hosts=hosts, max_bytes=limits.max_bytes)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(BadInput, _refused)
     app.add_exception_handler(Exception, _failed)
@@ -156,13 +164,13 @@ def _rows(asked: OfOneClient | OfManyClients) -> list[Row]:
 
 
 def _client(name: str, model: PersonalModel) -> Client:
-    gates = getattr(model._tree, "gates", None)
+    gates, examples = getattr(model._tree, "gates", None), model.about.get("examples")
     return Client(
         name=name,
         algorithm=model.about["algorithm"]["name"],
         classes=list(model.classes),
         rank=None if gates is None else {layer: gating.rank(gamma) for layer, gamma in gates.items()},
-        examples=model.about.get("examples"),
+        examples=examples if type(examples) is int else None,
         inputs=model.inputs,
     )
 

@@ -1,7 +1,8 @@
-"""What a request must bring before anything looks at it: the token, if there is one, and a body of bounded size."""
+"""What a request must bring before anything looks at it: a known host, the token, and a body of bounded size."""
 
 import hashlib
 import hmac
+from collections.abc import Collection
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,14 +13,17 @@ OPEN = ("/", "/health")  # the page says nothing of anybody: it asks with the to
 class Guard:
     """A layer around an application; everything inside sees the whole body at once."""
 
-    def __init__(self, app: ASGIApp, *, token: str | None, max_bytes: int) -> None:
-        self.app, self.max_bytes = app, max_bytes
+    def __init__(self, app: ASGIApp, *, token: str | None, hosts: Collection[str] | None, max_bytes: int) -> None:
+        self.app, self.hosts, self.max_bytes = app, hosts, max_bytes
         self.digest = _digest(token.encode()) if token else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or answer it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
+            return
+        if self.hosts and (host := _host(scope)) not in self.hosts:
+            await _told(400, f"this service does not answer to the name {ascii(host)[:60]}")(scope, receive, send)
             return
         if self.digest and scope["path"] not in OPEN and not self._has_token(scope):
             await _told(401, "this needs the header Authorization: Bearer TOKEN")(scope, receive, send)
@@ -54,6 +58,12 @@ class Guard:
                 return None
             if not message.get("more_body", False):
                 return bytes(body)
+
+
+def _host(scope: Scope) -> str:
+    """The name that the sender took this place for, without its port."""
+    said: bytes = next((value for name, value in scope["headers"] if name == b"host"), b"")
+    return said.decode("latin-1").rpartition(":")[0].strip("[]") if b":" in said else said.decode("latin-1")
 
 
 def _digest(token: bytes) -> bytes:
