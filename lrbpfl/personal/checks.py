@@ -22,11 +22,16 @@ def check_personal(own: Document, shared: Mapping[str, Tensor], where: str) -> N
     temperature_of(own.about, where)
     _check_told(own.about, where)
     _check_leaves(own, shared, where)
-    for name, leaf in own.tensors.items():
-        if leaf.is_floating_point() and bool(leaf.isnan().any()):  # infinite are gates that are open or closed for good
-            raise BadInput(f"{where} cannot be used: {name[:80]} holds what is not a number (NaN)")
+    check_numbers(own, where)
     calibration_of(own, where)
     scaling_of(own, where)
+
+
+def check_numbers(document: Document, where: str) -> None:
+    """Refuse NaN; infinite are gates that are open or closed for good."""
+    for name, leaf in document.tensors.items():
+        if leaf.is_floating_point() and bool(leaf.isnan().any()):
+            raise BadInput(f"{where} cannot be used: {name[:80]} holds what is not a number (NaN)")
 
 
 def address_of(about: Mapping[str, Any], where: str) -> tuple[int, *tuple[Address, ...]]:
@@ -55,12 +60,12 @@ def calibration_of(own: Document, where: str) -> Tensor:
     return found
 
 
-def scaling_of(own: Document, where: str) -> Scaling | None:
-    """The scale of the features that a client trained on; None if they came as they were."""
-    mean, std = (own.tensors.get(f"scaling/{part}") for part in ("mean", "std"))
+def scaling_of(document: Document, where: str) -> Scaling | None:
+    """The scale of the features that clients trained on; None if they came as they were."""
+    mean, std = (document.tensors.get(f"scaling/{part}") for part in ("mean", "std"))
     if mean is None and std is None:
         return None
-    inputs = own.about.get("inputs")
+    inputs = document.about.get("inputs")
     shape = shape_of(inputs) if isinstance(inputs, dict) else None
     fine = all(part is not None and part.dtype == torch.float32 and part.shape == shape for part in (mean, std))
     if not fine or mean is None or std is None or not bool((std > 0).all()):

@@ -24,6 +24,7 @@ from lrbpfl.engines.work import dropout_seeded, one_thread, own_part
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import scores
 from lrbpfl.personal import files
+from lrbpfl.personal.checks import check_numbers, scaling_of
 from lrbpfl.personal.description import algorithm_of, classes_of, features_in, message_of, task_of
 from lrbpfl.personal.files import Document
 from lrbpfl.personal.model import PersonalModel
@@ -69,10 +70,11 @@ def newcomer(
     `hold_out` of its examples, a fifth if there are ten or more, are not trained on: they judge the model and make its
     sets. A model of your own has to be given.
     """
+    check_numbers(shared, where)
     algorithm, task = algorithm_of(shared.about, where), task_of(shared.about, model, where)
     data = _data(shared.about, x, y, classes_of(shared.about, where), where)
     train, held = _parts(data, _share(hold_out, len(data.y)), numpy_generator(seed, "hold out", name))
-    scaling = _scaling(shared, train.x)
+    scaling = _scaling(shared, train.x, where)
     if scaling is not None:
         train = train._replace(x=scaling.apply(train.x))
     parts, message = _made(algorithm, task, shared, train, seed, name, where)
@@ -94,8 +96,14 @@ def _made(
     except (KeyError, ValueError, TypeError) as error:
         raise BadInput(f"{where} cannot be used: it holds no message of {type(algorithm).__name__} ({error})") from None
     state = algorithm.init_client(task, generator(seed, "client", name))
-    with one_thread(), dropout_seeded(seed, name):
-        personal = algorithm.personalise(task, message, state, train, generator(seed, "personalise", name))
+    try:
+        with one_thread(), dropout_seeded(seed, "personalise", name):
+            personal = algorithm.personalise(task, message, state, train, generator(seed, "personalise", name))
+    except BadInput:
+        raise
+    except Exception as error:  # a file may hold anything, and this is where it meets the model
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise BadInput(f"{where} cannot be used: its tensors do not fit the model ({reason})") from error
     return Parts(*own_part(personal, message)), dict(trees.named_leaves(message))
 
 
@@ -137,9 +145,9 @@ def _parts(data: Data, share: float, rng: np.random.Generator) -> tuple[Data, Da
     return Data(take(data.x, train), data.y[train]), Data(take(data.x, held), data.y[held])
 
 
-def _scaling(shared: Document, x: Any) -> Scaling | None:
+def _scaling(shared: Document, x: Any, where: str) -> Scaling | None:
     """Of a new client's features: its own, or the federation's, as everybody had it."""
-    how = shared.about.get("standardise", "no")
-    if how == "client":
-        return fit(x)
-    return Scaling(shared.tensors["scaling/mean"], shared.tensors["scaling/std"]) if how == "pooled" else None
+    how, common = shared.about.get("standardise", "no"), scaling_of(shared, where)
+    if how not in ("no", "client", "pooled") or (how == "pooled") != (common is not None):
+        raise BadInput(f"{where} cannot be used: it does not say on which scale clients trained")
+    return fit(x) if how == "client" else common

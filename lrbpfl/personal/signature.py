@@ -1,6 +1,5 @@
 """What a model takes in: recorded from the data it was trained on, and demanded of what it is shown later."""
 
-from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -31,32 +30,24 @@ def shape_of(described: Any) -> tuple[int, ...] | None:
 
 def checked(described: Any, where: str) -> Any:
     """A signature that was read from a file, if it is one."""
-    found = _checked(described, where)
-    if sum(prod(shape) for shape in _shapes(found)) > LARGEST:
+    parts: list[Any] = [described]
+    if isinstance(described, dict) and set(described) == {"named"} and isinstance(described["named"], dict):
+        parts = list(described["named"].values())
+    if isinstance(described, dict) and set(described) == {"several"} and isinstance(described["several"], list):
+        parts = described["several"]
+    for part in parts:
+        _check_single(part, where)
+    if not parts or sum(prod(part["shape"]) for part in parts) > LARGEST:
         raise BadInput(f"{where} cannot be used: its model takes inputs of an impossible shape")
-    return found
+    return described
 
 
-def _shapes(described: Any) -> Iterator[list[int]]:
-    if "shape" in described:
-        yield described["shape"]
-    else:
-        parts = described["several"] if "several" in described else described["named"].values()
-        yield from (shape for part in parts for shape in _shapes(part))
-
-
-def _checked(described: Any, where: str) -> Any:
-    fine = isinstance(described, dict)
-    if fine and set(described) == {"named"} and isinstance(described["named"], dict) and described["named"]:
-        return {"named": {str(name): _checked(part, where) for name, part in described["named"].items()}}
-    if fine and set(described) == {"several"} and isinstance(described["several"], list) and described["several"]:
-        return {"several": [_checked(part, where) for part in described["several"]]}
-    shape = described.get("shape") if fine else None
-    if not isinstance(shape, list) or not isinstance(kind := described.get("dtype"), str) or kind not in DTYPES:
+def _check_single(described: Any, where: str) -> None:
+    shape, kind = (described.get(key) if isinstance(described, dict) else None for key in ("shape", "dtype"))
+    if not isinstance(shape, list) or not isinstance(kind, str) or kind not in DTYPES:
         raise BadInput(f"{where} cannot be used: its description does not say what inputs the model takes")
     if not all(type(size) is int and 0 < size < 2**31 for size in shape) or len(shape) > 8:
         raise BadInput(f"{where} cannot be used: its model takes inputs of an impossible shape")
-    return described
 
 
 def example(described: Any, rows: int = 1) -> Inputs:

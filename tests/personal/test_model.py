@@ -86,7 +86,7 @@ def test_all_ten_come_back_in_another_process(tmp_path: Path) -> None:
     clients = {"north": site("north"), "south": site("south", 24)}
     gp = lrbpfl.PFedGP(chains=2, predict_chains=3, sweeps=2, local_steps=1)
     quick: dict[str, Any] = {"lr-bpfl": QUICK, "pfedgp": gp, "pfedbayes": lrbpfl.PFedBayes(local_steps=2)}
-    made: dict[str, Any] = {}
+    made: dict[str, str] = {}
     for name in ALGORITHMS:
         algorithm = quick.get(name, name)
         federation = lrbpfl.Federation(network(), clients, algorithm, workers=1, quiet=True)
@@ -203,6 +203,8 @@ LIES: dict[str, dict[str, Any]] = {
     "inputs of truth": {"inputs": {"dtype": "float32", "shape": [True]}},
     "other tokens": {"inputs": {"dtype": "int64", "shape": [4]}},
     "inputs by name": {"inputs": {"named": {"x": {"dtype": "float32", "shape": [4]}}}},
+    "inputs in inputs": {"inputs": {"several": [{"several": [{"dtype": "float32", "shape": [4]}]}]}},
+    "no several inputs": {"inputs": {"several": []}},
     "no leaves": {"leaves": ...},
     "leaves as a list": {"leaves": ["W"]},
     "leaves to nowhere": {"leaves": {"W/0.weight": "nowhere"}},

@@ -15,7 +15,7 @@ from lrbpfl.engines.work import ClientData, Setup, evaluate_client, fresh_state,
 from lrbpfl.models import MODELS
 from lrbpfl.personal import files
 from lrbpfl.personal.model import shared_name
-from lrbpfl.personal.pack import Told, personal_document, shared_document
+from lrbpfl.personal.pack import Parts, Told, personal_document, shared_document
 from lrbpfl.rng import generator
 
 NAMES = ("north", "south", "east")
@@ -49,8 +49,10 @@ def write(folder: Path, name: str, model: str, shape: tuple[int, ...], fields: d
     for k, one in enumerate(setup.clients):
         message = setup.algorithm.broadcast(setup.task, server, k)
         result = evaluate_client(setup, message, fresh_state(setup, k), 1, k)
-        told = Told(address=(0, "predict", 1, k), temperature=1.0 if k else 1.7)
-        own = personal_document(shared, one, result, dict(trees.named_leaves(message)), told)
+        heat = 1.0 if k else 1.7
+        told = Told(client=one.name, examples=len(one.train.y), address=(0, "predict", 1, k), temperature=heat)
+        parts = Parts(result.personal, result.shared)
+        own = personal_document(shared, parts, dict(trees.named_leaves(message)), told)
         files.write(folder / f"{one.name}.safetensors", own)
     return folder
 
