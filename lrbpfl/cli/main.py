@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lrbpfl.cli import owner
 from lrbpfl.errors import BadInput
 
 app = typer.Typer(
@@ -97,33 +98,6 @@ def report(
     pages.report(runs, out, figures)
 
 
-OwnModel = Annotated[Path, typer.Argument(metavar="FILE", help="A client's model, or the directory of a run.")]
-ClientName = Annotated[str | None, typer.Option(help="Whose model, if a run is given.")]
-
-
-@app.command("export")
-def export_(
-    file: OwnModel,
-    to: Annotated[str, typer.Option(help="NAME.onnx, NAME.pt2 (torch.export) or mlflow:DIRECTORY.")],
-    client: ClientName = None,
-    model: Annotated[
-        str | None, typer.Option(help="package.module:callable that makes the network, if it is one of your own.")
-    ] = None,
-) -> None:
-    """Write a client's model for other programs; its predictions there are compared with its own first."""
-    from lrbpfl.cli import own
-
-    own.export(file, to, client, model)
-
-
-@app.command()
-def card(file: OwnModel, client: ClientName = None, as_json: AsJson = False) -> None:
-    """Show what a client's model is, how good it was found to be, and what it holds of the client's data."""
-    from lrbpfl.cli import own
-
-    own.card(file, client, as_json=as_json)
-
-
 @app.command()
 def tune(
     algorithm: Annotated[
@@ -189,6 +163,7 @@ def doctor() -> None:
     measure.doctor()
 
 
+app.add_typer(owner.app)
 paper_app = typer.Typer(help="The paper's tables and figures, beside what it prints.", no_args_is_help=True)
 app.add_typer(paper_app, name="paper")
 Items = Annotated[list[str], typer.Argument(metavar="ITEM...", help="Names from `lrbpfl paper list`, or: all.")]
