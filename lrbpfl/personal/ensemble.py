@@ -36,9 +36,9 @@ class Frozen(nn.Module):
         for part, leaf in scaling_of(personal).items():
             self.register_buffer(f"scaling_{part}", leaf)
 
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> Outputs:
-        """The outputs for inputs of the model's signature: several come in their order, named ones by their names."""
-        x = kwargs if kwargs else args if self._several else args[0]
+    def forward(self, *args: Any) -> Outputs:
+        """The outputs for inputs of the model's signature: several come in their order, named ones as one dict."""
+        x = args if self._several else args[0]
         held = {name: getattr(self, attribute) for name, attribute in self._names.items()}
         logits = self._logits(trees.rebuild(self._template, held), self._scaled(x))
         return reduced(torch.softmax(logits, dim=-1), self._temperature)

@@ -94,13 +94,6 @@ def input_names(described: Any) -> list[str]:
     return [f"input_{i}" for i in range(len(described["several"]))] if "several" in described else ["input"]
 
 
-def arguments(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Inputs as the arguments of a frozen model."""
-    if isinstance(x, dict):
-        return (), x
-    return (x if isinstance(x, tuple) else (x,)), {}
-
-
 def difference(personal: PersonalModel, answer: Answer) -> float:
     """The largest difference of an answer from the client's own predictions, on random inputs; refused if too large."""
     largest = 0.0
@@ -133,13 +126,11 @@ def _rows(personal: PersonalModel, rows: int) -> Any:
 
 def _traced(personal: PersonalModel) -> ExportedProgram:
     """The frozen model as a graph, for any number of rows."""
-    args, kwargs = arguments(_rows(personal, 3))
-    batch = {0: Dim("batch")}
-    shapes: dict[str, Any] = (
-        {"kwargs": dict.fromkeys(kwargs, batch)} if kwargs else {"args": tuple(batch for _ in args)}
-    )
+    args = _arguments(_rows(personal, 3))
+    batch = Dim("batch")
+    shapes = {"args": trees.tree_map(lambda leaf: {0: batch}, args)}
     with _quiet(), _refusing("a graph"):
-        program = torch.export.export(Frozen(personal).eval(), args, kwargs, dynamic_shapes=shapes)
+        program = torch.export.export(Frozen(personal).eval(), args, dynamic_shapes=shapes)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # where files lie here is nobody's business
     return program
@@ -161,11 +152,15 @@ def _onnx_runtime(data: bytes, names: list[str]) -> Answer:
 
 def _called(module: nn.Module) -> Answer:
     def answer(x: Any) -> dict[str, np.ndarray[Any, Any]]:
-        args, kwargs = arguments(x)
         with torch.no_grad(), one_thread():
-            return {name: part.numpy() for name, part in module(*args, **kwargs).items()}
+            return {name: part.numpy() for name, part in module(*_arguments(x)).items()}
 
     return answer
+
+
+def _arguments(x: Any) -> tuple[Any, ...]:
+    """Inputs as the arguments of a frozen model."""
+    return x if isinstance(x, tuple) else (x,)
 
 
 def _tidied(proto: Any) -> None:

@@ -19,7 +19,7 @@ def test_a_file_is_exported_and_the_difference_told(lrbpfl: Lrbpfl, tmp_path: Pa
 
 def test_a_network_of_ones_own_may_lie_where_one_stands(lrbpfl: Lrbpfl, tmp_path: Path) -> None:
     personal("fedavg").save(tmp_path / "me.safetensors")
-    (tmp_path / "my_networks.py").write_text("from tests.conftest import mlp\ndef make(): return mlp(8)\n")
+    (tmp_path / "my_networks.py").write_text("from tests.personal.small import network as make\n")
     refused = lrbpfl("export", "me.safetensors", "--to", "me.pt2")
     assert refused.code == 2 and "--model package.module:callable" in refused.err
     assert lrbpfl("export", "me.safetensors", "--to", "me.pt2", "--model", "my_networks:make").code == 0

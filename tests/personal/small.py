@@ -1,5 +1,6 @@
 """Clients' models that are made within a second: no round is run, the server's first state is enough."""
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -14,7 +15,13 @@ from lrbpfl.metrics import scores
 from lrbpfl.personal.model import PersonalModel
 from lrbpfl.personal.pack import Parts, Told, personal_document, shared_document
 from lrbpfl.rng import generator
-from lrbpfl.testing.toy import CLASSES, FEATURES, mlp, skewed
+
+CLASSES, FEATURES = 4, 12
+
+
+def network() -> nn.Module:
+    """A network that this package does not know by name."""
+    return nn.Sequential(OrderedDict(fc1=nn.Linear(FEATURES, 8), relu=nn.ReLU(), fc2=nn.Linear(8, CLASSES)))
 
 
 def personal(
@@ -28,8 +35,8 @@ def personal(
     **fields: Any,
 ) -> PersonalModel:
     """The model of a client that has just come to a federation where nobody has trained yet."""
-    data = data or skewed(0, 30, "small")
-    model = mlp(8) if model is None else model
+    data = data or Data(rows(30), torch.arange(30) % 7 % CLASSES)
+    model = network() if model is None else model
     client = ClientData("north", data, data)
     algorithm = ALGORITHMS[name](**fields)
     task = Task(model=model, num_classes=classes, public=data.x, num_clients=1)

@@ -176,4 +176,4 @@ def test_several_inputs_keep_their_names(tmp_path: Path) -> None:
     done = export.to_onnx(model, tmp_path / "me.onnx")
     agree(model, answers(done.path, {name: part.numpy() for name, part in x.items()}), x)
     module = torch.export.load(export.to_pt2(model, tmp_path / "me.pt2").path).module()
-    agree(model, module(**x), x)
+    agree(model, module(x), x)

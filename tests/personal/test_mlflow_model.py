@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
 from lrbpfl.errors import BadInput
 from lrbpfl.personal.factory import model_from
@@ -39,7 +40,7 @@ def ask(folder: Path, home: Path) -> dict[str, list[object]]:
 def test_a_fresh_process_gets_the_clients_predictions_as_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine.py").write_text("from tests.conftest import mlp\ndef make(): return mlp(8)\n")
+    (tmp_path / "mine.py").write_text("from tests.personal.small import network as make\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
     monkeypatch.syspath_prepend(tmp_path)
     model = personal(mask_steps=2)
@@ -56,26 +57,24 @@ def test_the_directory_is_private_and_holds_no_pickle(tmp_path: Path, monkeypatc
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'secret'\nversion = '1'\n")
     monkeypatch.chdir(tmp_path)
     model = personal("fedavg")
-    folder = to_mlflow(model, "here/model", model="tests.personal.test_mlflow_model:make").path
+    folder = to_mlflow(model, "here/model", model="tests.personal.small:network").path
     files = {path.name: path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
     assert set(files) == {"MLmodel", "conda.yaml", "python_env.yaml", "requirements.txt", "personal.safetensors"}
     assert set(files.values()) == {0o600} and folder.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
     with pytest.raises(BadInput, match="exists already"):
-        to_mlflow(model, folder, model="tests.personal.test_mlflow_model:make")
+        to_mlflow(model, folder, model="tests.personal.small:network")
 
 
-def make() -> object:
-    from tests.conftest import mlp
-
-    return mlp(8)
+def another() -> nn.Module:
+    return nn.Linear(12, 4)
 
 
 def test_a_network_of_ones_own_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"--model package\.module:callable"):
         to_mlflow(personal("fedavg"), tmp_path / "model")
     with pytest.raises(BadInput, match="belongs to another model"):
-        to_mlflow(personal("fedavg"), tmp_path / "model", model="tests.conftest:mlp")
+        to_mlflow(personal("fedavg"), tmp_path / "model", model="tests.personal.test_mlflow_model:another")
     assert not list(tmp_path.iterdir())
 
 
