@@ -153,8 +153,8 @@ def bench(
     """Measure the speed of a mask step and of two workers against one; or what each algorithm, or serving, costs."""
     from lrbpfl.cli import measure
 
-    if cost and service:
-        raise BadInput("--cost and --serve measure different things: give one of them")
+    if service and (cost or repeats):
+        raise BadInput("--serve measures something else, for a fixed time: give it without --cost and --repeats")
     if service:
         measure.service(as_json=as_json)
     elif cost:

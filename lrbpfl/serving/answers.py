@@ -20,6 +20,7 @@ from lrbpfl.personal.signature import DTYPES, Inputs
 from lrbpfl.serving.batching import Asked, samples
 
 Array = npt.NDArray[Any]
+DEEPEST = 8  # dimensions that an example may have
 
 # A network takes its parameters by having them put in place, so that two calls at once would mix them up.
 _one_at_a_time = threading.Lock()
@@ -164,10 +165,17 @@ def _array(given: Any, described: Any, where: str) -> Array:
     return found
 
 
-def _odd(given: Any) -> str | None:
+def _odd(given: Any, depth: int = 0) -> str | None:
     """The first thing in nested lists that is no number, if there is one; true and false are not numbers here."""
     if not isinstance(given, list):
-        return None if type(given) in (int, float) else json.dumps(given)[:60]
+        return None if type(given) in (int, float) else _named(given)
+    if depth > DEEPEST:
+        return "lists in too many lists"
     if {type(item) for item in given} <= {int, float}:
         return None
-    return next((odd for odd in map(_odd, given) if odd is not None), None)
+    return next((odd for item in given if (odd := _odd(item, depth + 1)) is not None), None)
+
+
+def _named(given: Any) -> str:
+    """What JSON calls it, of bounded length."""
+    return "an object" if isinstance(given, dict) else json.dumps(given)[:60]

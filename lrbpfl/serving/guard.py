@@ -48,7 +48,7 @@ class Guard:
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The body; None if it is too large, of which no more is read than that takes."""
         said = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if said.isdigit() and int(said) > self.max_bytes:
+        if said.isdigit() and int(said[:18]) > self.max_bytes:
             return None
         body = bytearray()
         while True:

@@ -95,3 +95,8 @@ def test_a_missing_extra_is_told(lrbpfl: Lrbpfl, tmp_path: Path, monkeypatch: py
         2,
         "lrbpfl: serve needs fastapi and uvicorn: install them with pip install 'lrbpfl[serve]'\n",
     )
+
+
+def test_a_bench_of_serving_takes_no_other_option(lrbpfl: Lrbpfl) -> None:
+    code, _, err = lrbpfl("bench", "--serve", "--cost")
+    assert (code, "give it without --cost" in err) == (2, True)

@@ -94,6 +94,7 @@ def row_with(value: Any, place: int = 1) -> dict[str, Any]:
         (row_with("7"), 422, 'row 1 holds "7", and only numbers are taken'),
         (row_with(True), 422, "row 1 holds true"),
         (row_with(None), 422, "row 1 holds null"),
+        (row_with({"x": 1}), 422, "row 1 holds an object"),
         ({"rows": [{"client": "north", "input": ROW, "colour": 1}]}, 422, "row 0, 'colour': extra inputs"),
         ({"rows": [{"client": "north", "input": ROW}, {"input": ROW}]}, 422, "row 1, 'client': field required"),
         ({"client": "north", "rows": [{"client": "north", "input": ROW}]}, 422, "'client': extra inputs are not"),
@@ -118,6 +119,15 @@ def test_bodies_that_are_no_proper_json_are_refused(body: bytes, service: TestCl
     reply = service.post("/predict", content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code in (400, 404, 422)
     assert isinstance(reply.json()["detail"], str)
+
+
+@pytest.mark.parametrize(("left", "right"), [("[", "]"), ('{"a":', "}")])
+@pytest.mark.parametrize("depth", [10, 100, 450, 900, 2_000])
+def test_what_is_nested_deeply_is_refused(left: str, right: str, depth: int, service: TestClient) -> None:
+    body = f'{{"client": "north", "inputs": [{left * depth}1{right * depth}]}}'
+    reply = service.post("/predict", content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code in (400, 422), reply.text
+    assert "row 0 holds" in reply.json()["detail"] or depth > 450
 
 
 def test_a_long_body_is_refused_whatever_it_says_of_its_length(service: TestClient) -> None:
