@@ -92,7 +92,7 @@ class Federation:
             classes=gathered.classes,
             features=gathered.features,
         )
-        check_setup(self._setup)
+        _check(self._setup, tokens)
         self._engine = {"workers": cores() if workers is None else workers, "device": device, "start": start}
         self._data = {
             "dataset": f"{OWN}:{_digest(self._setup)}",
@@ -216,6 +216,16 @@ def name_of(algorithm: Algorithm) -> str:
         f"{type(algorithm).__name__} has no name under which a saved model could find it again: "
         "offer it as an entry point of the group lrbpfl.algorithms"
     )
+
+
+def _check(setup: Setup, tokens: bool) -> None:
+    try:
+        check_setup(setup)
+    except BadInput as error:
+        looked_up = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in setup.task.model.modules())
+        if tokens or not looked_up:
+            raise
+        raise BadInput(f"{error} (whole numbers stay so, to be looked up, with tokens=True)") from error
 
 
 def _digest(setup: Setup) -> str:
