@@ -152,7 +152,11 @@ class Federation:
 
     def report(self, path: str | Path) -> Path:
         """Write one HTML page about all clients; it needs no network and no other file."""
-        write_file(Path(path), render(collect([self.path])).encode())
+        page = render(collect([self.path])).encode()
+        try:
+            write_file(Path(path), page)
+        except OSError as error:
+            raise BadInput(f"{path} cannot be written: {error.strerror}") from None
         return Path(path)
 
     @property

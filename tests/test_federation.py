@@ -241,12 +241,12 @@ def test_several_inputs_by_place_and_by_name(tmp_path: Path) -> None:
         assert federation.clients == ("1", "2", "10")
         personal = federation.personal(10)
         file = personal.save(tmp_path / "ten.safetensors")
-        x = clients[10][0]  # type: ignore[index]
+        x = clients[10][0]
         p = lrbpfl.load(file, model=model).predict(x)
         assert set(p.label) <= {"ill", "well"}
         assert federation.onboard(x, y).classes == ("ill", "well")
         found.append(p.probability)
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
     with pytest.raises(BadInput, match="two clients have the same name"):
         Federation(model, {1: named[1], "1": named[2]}, "fedavg", quiet=True)
     with pytest.raises(BadInput, match="client '2' has no pair of several inputs"):

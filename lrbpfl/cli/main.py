@@ -134,7 +134,7 @@ ModelFactory = Annotated[
 @app.command()
 def onboard(
     run: Annotated[Path, typer.Argument(help="A finished run, or the W-....safetensors of one.")],
-    data: Annotated[Path, typer.Option(help="The new client's data: .npz with x and y, .csv or .parquet.")],
+    data: Annotated[Path, typer.Option(help="The new client's data: .npz with x and y, .csv, .json or .parquet.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file for its model; it must not exist yet.")],
     name: Annotated[str, typer.Option(help="What the client is called.")] = "new",
     label: Annotated[str | None, typer.Option(help="The label's column of a table.")] = None,
@@ -153,7 +153,7 @@ def onboard(
 @app.command()
 def predict(
     file: Annotated[Path, typer.Argument(help="A client's .safetensors, or a finished run together with --client.")],
-    inputs: Annotated[Path, typer.Option("--input", "-i", help=".npz with x, .csv or .parquet; one row each.")],
+    inputs: Annotated[Path, typer.Option("--input", "-i", help=".npz with x, .csv, .json or .parquet; one row each.")],
     client: Annotated[str | None, typer.Option(help="Whose model, if a run is given.")] = None,
     kind: Annotated[str, typer.Option("--format", "-f", help="csv, json or parquet.")] = "csv",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; else the terminal.")] = None,

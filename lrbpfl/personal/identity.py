@@ -80,7 +80,8 @@ def restored(about: Any, num_classes: int, shape: Shape | None, model: nn.Module
         if model is None:
             raise BadInput(f"{where} cannot be used: this version cannot make the model it names, {str(name)[:40]!r}")
     if model is None:
-        raise BadInput(f"{where} belongs to a model of your own: give it, as in lrbpfl.load(path, model=model)")
+        how = "as in lrbpfl.load(path, model=model), or with --model module:callable"
+        raise BadInput(f"{where} belongs to a model of your own: give it, {how}")
     model = copy.deepcopy(model).eval()  # what its owner does with it later changes nothing here
     if fingerprint(model) != about["fingerprint"]:
         raise BadInput(
