@@ -92,7 +92,7 @@ class Federation:
             classes=gathered.classes,
             features=gathered.features,
         )
-        check_setup(self._setup)
+        _check(self._setup, tokens)
         self._engine = {"workers": cores() if workers is None else workers, "device": device, "start": start}
         self._data = {
             "dataset": f"{OWN}:{_digest(self._setup)}",
@@ -153,7 +153,11 @@ class Federation:
 
     def report(self, path: str | Path) -> Path:
         """Write one HTML page about all clients; it needs no network and no other file."""
-        write_file(Path(path), render(collect([self.path])).encode())
+        page = render(collect([self.path])).encode()
+        try:
+            write_file(Path(path), page)
+        except OSError as error:
+            raise BadInput(f"{path} cannot be written: {error.strerror}") from None
         return Path(path)
 
     @property
@@ -217,6 +221,16 @@ def name_of(algorithm: Algorithm) -> str:
         f"{type(algorithm).__name__} has no name under which a saved model could find it again: "
         "offer it as an entry point of the group lrbpfl.algorithms"
     )
+
+
+def _check(setup: Setup, tokens: bool) -> None:
+    try:
+        check_setup(setup)
+    except BadInput as error:
+        looked_up = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in setup.task.model.modules())
+        if tokens or not looked_up:
+            raise
+        raise BadInput(f"{error} (whole numbers stay so, to be looked up, with tokens=True)") from error
 
 
 def _digest(setup: Setup) -> str:

@@ -225,3 +225,41 @@ def test_fault_sees_another_nesting() -> None:
 def test_empty_tensors_are_equal_whatever_their_strides() -> None:
     strange = torch.ones(1).expand(4)[:0]
     assert trees.equal(strange, torch.ones(0))
+
+
+class Inner(NamedTuple):
+    mean: Tensor
+    rho: Tensor | None
+
+
+class Outer(NamedTuple):
+    W: dict[str, Tensor]
+    masks: dict[str, Inner]
+    ballot: Inner | None
+    nothing: None
+    step: Tensor
+
+
+def test_typed_is_the_inverse_of_naming() -> None:
+    """From annotations alone, whatever is None or empty; layers' names may hold slashes."""
+    inner = Inner(torch.ones(2), None)
+    full = Outer({"a/b": torch.zeros(1), "c": torch.ones(3)}, {"x": inner, "y": inner}, inner, None, torch.tensor(3))
+    for tree in (full, full._replace(ballot=None), full._replace(W={}, masks={})):
+        back = trees.typed(Outer, dict(trees.named_leaves(tree)))
+        assert type(back) is Outer and trees.equal(back, tree)
+        assert trees.fault(back, tree) is None
+    assert trees.typed(None, {}) is None
+    assert trees.typed(Tensor, {"": full.step}) is full.step
+
+
+def test_typed_refuses_what_is_missing_left_over_or_of_no_type() -> None:
+    inner = {"mean": torch.ones(2), "rho": torch.ones(2)}
+    with pytest.raises(KeyError):
+        trees.typed(Inner, {"rho": torch.ones(2)})
+    for kind, named in ((Inner, {**inner, "more": torch.ones(1)}), (Inner, {**inner, "mean/more": torch.ones(1)})):
+        with pytest.raises(ValueError, match="more"):
+            trees.typed(kind, named)
+    with pytest.raises(ValueError, match="nothing of that name"):
+        trees.typed(None, {"mean": torch.ones(1)})
+    with pytest.raises(ValueError, match="not a type that names its leaves"):
+        trees.typed(int, {"": torch.ones(1)})

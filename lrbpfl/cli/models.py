@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lrbpfl.cli.own import network_of
 from lrbpfl.data.table_files import SUFFIXES, read_table
-from lrbpfl.data.tables import CLIENT, LABEL, features_of, labels_of
+from lrbpfl.data.tables import CLIENT, LABEL, Table, features_of, labels_of
 from lrbpfl.disk import write_file
 from lrbpfl.errors import BadInput
 from lrbpfl.personal import files
@@ -22,6 +22,7 @@ from lrbpfl.personal.description import features_in
 from lrbpfl.personal.model import PersonalModel, Prediction, load
 from lrbpfl.personal.onboarding import FEWEST, find_shared, onboard
 
+TABLES = (*SUFFIXES, ".json")
 FORMATS = ("csv", "json", "parquet")
 
 
@@ -72,8 +73,11 @@ def predict(
     text = _WRITERS[kind](rows)
     if out is None:
         sys.stdout.write(text.decode())
-    else:
+        return
+    try:
         write_file(out, text, private=True)
+    except OSError as error:
+        raise BadInput(f"{out} cannot be written: {error.strerror}") from None
 
 
 def _judgement(made: PersonalModel, given: int) -> str:
@@ -94,8 +98,8 @@ def _features_at(run: Path) -> tuple[str, ...] | None:
 
 
 def _labelled(path: Path, label: str | None, features: tuple[str, ...] | None) -> tuple[Any, Any]:
-    if path.suffix.lower() in SUFFIXES:
-        table = read_table(path, {label or LABEL, CLIENT})
+    if path.suffix.lower() in TABLES:
+        table = _table(path, {label or LABEL, CLIENT})
         return features_of(table, features, {label or LABEL, CLIENT}), labels_of(table, label)
     arrays = _arrays(path)
     if not {"x", "y"} <= arrays.keys():
@@ -104,12 +108,37 @@ def _labelled(path: Path, label: str | None, features: tuple[str, ...] | None) -
 
 
 def _inputs(path: Path, features: tuple[str, ...] | None) -> Any:
-    if path.suffix.lower() in SUFFIXES:
-        return features_of(read_table(path, {LABEL, CLIENT}), features, {LABEL, CLIENT})
+    if path.suffix.lower() in TABLES:
+        return features_of(_table(path, {LABEL, CLIENT}), features, {LABEL, CLIENT})
     arrays = _arrays(path)
     if "x" in arrays:
         return arrays["x"]
     return arrays  # named inputs of a model that takes several
+
+
+def _table(path: Path, text: set[str]) -> Table:
+    """A table from its file; of JSON, a list of objects with the same keys, one for each row."""
+    if path.suffix.lower() != ".json":
+        return read_table(path, text)
+    try:
+        rows = json.loads(path.read_text())
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and row for row in rows):
+        raise BadInput(f"{path} must hold a list of objects, one for each row, at least one")
+    for number, row in enumerate(rows):
+        if odd := sorted(row.keys() ^ rows[0].keys()):
+            raise BadInput(f"{path}: {odd[0]!r} is in one of row 0 and row {number} only: all must have the same keys")
+    return Table(path.name, {name: _cells([row[name] for row in rows]) for name in rows[0]})
+
+
+def _cells(values: list[Any]) -> np.ndarray[Any, np.dtype[Any]]:
+    """As they are: NumPy would turn 1 beside "x" into text."""
+    cells = np.empty(len(values), object)
+    cells[:] = values
+    return cells
 
 
 def _arrays(path: Path) -> dict[str, Any]:
@@ -122,7 +151,9 @@ def _arrays(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise BadInput(f"there is no file {path}") from None
     except Exception as error:  # NumPy raises many things over broken files
-        raise BadInput(f"{path} cannot be read as a .csv, .parquet or .npz file of plain arrays ({error})") from None
+        raise BadInput(
+            f"{path} cannot be read as a .csv, .json, .parquet or .npz file of plain arrays ({error})"
+        ) from None
 
 
 def _rows(said: Prediction, *, sets: bool) -> list[dict[str, Any]]:
@@ -132,7 +163,7 @@ def _rows(said: Prediction, *, sets: bool) -> list[dict[str, Any]]:
     for i, label in enumerate(said.label.tolist()):
         row = {"label": label, "total": said.total[i], "aleatoric": said.aleatoric[i], "epistemic": said.epistemic[i]}
         if held is not None:
-            row["set"] = " | ".join(map(str, held[i]))
+            row["set"] = list(held[i])
         row |= {f"p[{name}]": p for name, p in zip(said.classes, said.probability[i].tolist(), strict=True)}
         rows.append({key: float(value) if isinstance(value, np.floating) else value for key, value in row.items()})
     return rows
@@ -142,7 +173,8 @@ def _csv(rows: list[dict[str, Any]]) -> bytes:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({**row, "set": " | ".join(map(str, row["set"]))} if "set" in row else row)
     return text.getvalue().encode()
 
 

@@ -38,7 +38,7 @@ def card(file: OwnModel, client: ClientName = None, as_json: AsJson = False) -> 
 @commands.command()
 def onboard(
     run: Annotated[Path, typer.Argument(help="A finished run, or the W-....safetensors of one.")],
-    data: Annotated[Path, typer.Option(help="The new client's data: .npz with x and y, .csv or .parquet.")],
+    data: Annotated[Path, typer.Option(help="The new client's data: .npz with x and y, .csv, .json or .parquet.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file for its model; it must not exist yet.")],
     name: Annotated[str, typer.Option(help="What the client is called.")] = "new",
     label: Annotated[str | None, typer.Option(help="The label's column of a table.")] = None,
@@ -57,7 +57,7 @@ def onboard(
 @commands.command()
 def predict(
     file: OwnModel,
-    inputs: Annotated[Path, typer.Option("--input", "-i", help=".npz with x, .csv or .parquet; one row each.")],
+    inputs: Annotated[Path, typer.Option("--input", "-i", help=".npz with x, .csv, .json or .parquet; one row each.")],
     client: ClientName = None,
     kind: Annotated[str, typer.Option("--format", "-f", help="csv, json or parquet.")] = "csv",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; else the terminal.")] = None,
