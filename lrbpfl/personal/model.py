@@ -198,7 +198,8 @@ def _of_client(run: Path, client: str | None) -> Path:
         raise BadInput(f"{file} cannot be read: {error}") from None
     if client not in names:
         some = ", ".join(map(str, names[:20])) + (", ..." if len(names) > 20 else "")
-        raise BadInput(f"{run} has no client {client!r}; its clients: {some}")
+        wrong = f"has no client {client!r}" if client is not None else "is a run of several clients, and none is named"
+        raise BadInput(f"{run} {wrong}; its clients: {some}")
     return run / "clients" / f"{names.index(client):05d}" / "personal.safetensors"
 
 
