@@ -33,8 +33,11 @@ def to_mlflow(personal: PersonalModel, folder: str | Path, *, model: str | None 
     """
     folder = Path(folder)
     _check(personal, folder, model)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))  # for its owner alone
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))  # for its owner alone
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written: {error.strerror}") from None
     try:
         file = personal.save(aside / "personal.safetensors", whole=True)
         with _settings():
