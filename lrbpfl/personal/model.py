@@ -248,17 +248,9 @@ def _client_names(file: Path) -> list[str]:
         names = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{file} cannot be read: {error}") from None
-<<<<<<< HEAD
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadInput(f"{file} cannot be used: it holds no list of names")
     return names
-=======
-    if client not in names:
-        some = ", ".join(map(str, names[:20])) + (", ..." if len(names) > 20 else "")
-        wrong = f"has no client {client!r}" if client is not None else "is a run of several clients, and none is named"
-        raise BadInput(f"{run} {wrong}; its clients: {some}")
-    return run / "clients" / f"{names.index(client):05d}" / "personal.safetensors"
->>>>>>> export
 
 
 def _halved(name: str, leaf: Tensor) -> Tensor:
