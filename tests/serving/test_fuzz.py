@@ -16,8 +16,9 @@ from lrbpfl.serving.shelf import shelf
 from .conftest import FEATURES, Written
 
 CHECKS = [not_a_server_error, response_schema_conformance, status_code_conformance]
-FINE = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=FEATURES, max_size=FEATURES)
-ODD = st.lists(st.floats() | st.integers() | st.booleans(), min_size=FEATURES - 1, max_size=FEATURES + 1)
+FINITE: dict[str, Any] = {"allow_nan": False, "allow_infinity": False}  # the sender's side takes no others
+FINE = st.lists(st.floats(width=32, **FINITE), min_size=FEATURES, max_size=FEATURES)
+ODD = st.lists(st.floats(**FINITE) | st.integers() | st.booleans(), min_size=FEATURES - 1, max_size=FEATURES + 1)
 EXAMPLES = 60  # of each kind
 
 
