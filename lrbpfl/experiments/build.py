@@ -59,7 +59,7 @@ def build_setup(config: Config, *, progress: bool = False) -> Setup:
         task=task,
         clients=tuple(clients),
         seed=config.federation.seed,
-        device=_device(config.engine.device),
+        device=usable_device(config.engine.device),
         paces=_paces(config.federation),
         classes=dataset.classes,
         features=dataset.feature_names,
@@ -132,7 +132,8 @@ def _take(dataset: Dataset, indices: Indices) -> Data:
     return Data(x=dataset.x[chosen], y=dataset.y[chosen])
 
 
-def _device(name: str) -> str:
+def usable_device(name: str) -> str:
+    """The device, if this machine has it."""
     try:
         torch.zeros(1, device=name).cpu()
     except (RuntimeError, AssertionError, ImportError) as error:

@@ -89,7 +89,11 @@ class PersonalModel:
         inputs = as_inputs(x, self.inputs)
         if not length(inputs):
             raise BadInput("the inputs have no rows: give at least one")
-        p = self.predictions(inputs)
+        try:
+            p = self.predictions(inputs)
+        except (RuntimeError, IndexError, ValueError) as error:  # of the owner's network, e.g. over unknown tokens
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise BadInput(f"client {self.client!r}: its model fails on these inputs with {reason}") from error
         said = Prediction(p.probs, p.total, p.aleatoric, p.epistemic, self.classes)
         n = len(self.calibration)
         if n < needed(coverage, confidence):
@@ -115,7 +119,7 @@ class PersonalModel:
         own = self._whole() if whole and self._shared else self._own
         if half:
             own = own._replace(tensors={name: _halved(name, leaf) for name, leaf in own.tensors.items()})
-        if self._shared and not whole and not (target := path.parent / shared_name(self._shared)).exists():
+        if self._shared and own.about["shared"] and not (target := path.parent / shared_name(self._shared)).exists():
             files.write(target, self._shared)
         files.write(path, own)
         return path
