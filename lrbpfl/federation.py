@@ -21,8 +21,8 @@ from lrbpfl.core.network import init_params
 from lrbpfl.disk import write_file
 from lrbpfl.engines.work import Setup, check_setup
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments import runner
-from lrbpfl.experiments.build import cores
+from lrbpfl.experiments import promises, runner
+from lrbpfl.experiments.build import cores, usable_device
 from lrbpfl.experiments.config import OWN, Config, make_algorithm, parse
 from lrbpfl.experiments.gather import gather
 from lrbpfl.personal.identity import fingerprint
@@ -88,7 +88,7 @@ class Federation:
             task,
             gathered.clients,
             seed=seed,
-            device=device,
+            device=usable_device(device),
             classes=gathered.classes,
             features=gathered.features,
         )
@@ -101,6 +101,7 @@ class Federation:
             "calibration_fraction": float(calibration),
             "standardise": standardise,
         }
+        self._config({})  # a seed, a prior or workers that cannot be show now
         self._path: Path | None = None
         self._temporary: tuple[Path, Callable[[], object]] | None = None
         self._say(*gathered.remarks)
@@ -128,6 +129,7 @@ class Federation:
         cohort = min(COHORT, len(self.clients)) if cohort is None else cohort
         federation: dict[str, Any] = {"rounds": rounds, "cohort": cohort, "evaluate_every": evaluate_every}
         config = self._config({**federation, "coverage": coverage, "confidence": confidence})
+        promises.check_parts(coverage, confidence, config.data.calibration_fraction, self._setup.clients)
         path = Path(directory) if directory is not None else self._aside() / "run"
         with Display(quiet=self.quiet, silent=self.quiet) as display:
             runner.proceed(path, config, self._setup, display.progress(self._name, config))
@@ -164,7 +166,7 @@ class Federation:
     def path(self) -> Path:
         """The directory of the finished run; without one of your own, a temporary one that ends with this object."""
         if self._path is None:
-            raise BadInput("this federation has not been trained yet: call fit first")
+            raise BadInput("this federation has not been trained yet, or was closed: call fit first")
         return self._path
 
     def close(self) -> None:
@@ -214,6 +216,8 @@ class Federation:
 
 def name_of(algorithm: Algorithm) -> str:
     """The name under which an algorithm can be found again, here or by an entry point."""
+    if isinstance(algorithm, type) or not dataclasses.is_dataclass(algorithm):
+        raise BadInput(f"algorithm is {algorithm!r}: give a name, as 'lr-bpfl', or an object, as LRBPFL(max_rank=4)")
     for name in algorithms.names():
         if type(algorithm) is algorithms.find(name):
             return name

@@ -84,12 +84,12 @@ import sys
 from lrbpfl import Federation
 from tests.personal.conftest import QUICK, network
 from tests.test_federation import CLIENTS
-Federation(network(), CLIENTS, QUICK, workers=2, quiet=True).fit(8, directory=sys.argv[1])
+Federation(network(), CLIENTS, QUICK, workers=2, quiet=True).fit(6, directory=sys.argv[1])
 """
 
 
 def test_a_killed_run_goes_on_to_the_same_files(tmp_path: Path) -> None:
-    cut, whole, rounds = tmp_path / "cut", tmp_path / "whole", 8
+    cut, whole, rounds = tmp_path / "cut", tmp_path / "whole", 6
     process = subprocess.Popen([sys.executable, "-c", CUT, cut], start_new_session=True)
     while process.poll() is None and not (cut / "checkpoint" / "000001").exists():
         time.sleep(0.01)
@@ -148,7 +148,7 @@ def test_weights_that_are_not_drawn_anew_belong_to_the_run(tmp_path: Path) -> No
 
 def test_temporary_files_end_with_their_federation(tmp_path: Path) -> None:
     with Federation(network(), CLIENTS, "fedavg", workers=2, quiet=True) as federation:
-        with pytest.raises(BadInput, match="not been trained yet: call fit first"):
+        with pytest.raises(BadInput, match="not been trained yet, or was closed: call fit first"):
             federation.personal("north")
         first = federation.fit(1).path
         second = federation.fit(1).path
@@ -208,6 +208,9 @@ def test_all_ten_go_by_name_and_as_objects() -> None:
     assert Federation(network(), CLIENTS, "lr-bpfl:paper", quiet=True).algorithm == lrbpfl.LRBPFL(
         **lrbpfl.LRBPFL.PRESETS["paper"]
     )
+    for wrong in (3, lrbpfl.LRBPFL):
+        with pytest.raises(BadInput, match="give a name, as 'lr-bpfl', or an object"):
+            Federation(network(), CLIENTS, wrong, quiet=True)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"lr-bplf.*lr-bpfl"):
         Federation(network(), CLIENTS, "lr-bplf", quiet=True)
 
@@ -262,8 +265,13 @@ def test_images_and_tokens_stay_what_they_are() -> None:
     words = nn.Sequential(nn.Embedding(30, 4), nn.Flatten(), nn.Linear(12, 2))
     tokens = torch.randint(0, 30, (20, 3))
     clients = {"a": (tokens, [5, 9] * 10)}
-    with Federation(words, clients, "fedavg", tokens=True, workers=1, quiet=True).fit(1) as federation:
-        assert federation.personal("a").inputs["dtype"] == "int64"
+    with Federation(words, clients, "fedavg-ft", tokens=True, workers=1, quiet=True).fit(1) as federation:
+        model_of_a = federation.personal("a")
+        assert model_of_a.inputs["dtype"] == "int64"
+        with pytest.raises(BadInput, match="client 'a': its model fails on these inputs with IndexError"):
+            model_of_a.predict(tokens + 30)
+        with pytest.raises(BadInput, match=r"cannot be made from .* and these inputs"):
+            federation.onboard(tokens + 30, [5, 9] * 10, hold_out=0.0)
     with pytest.raises(BadInput, match="tokens"):  # said to be numbers, they cannot be looked up
         Federation(words, clients, "fedavg", quiet=True)
 
@@ -285,8 +293,26 @@ def test_sets_are_judged_where_they_are_promised() -> None:
     how: dict[str, Any] = {"workers": 1, "quiet": True}
     with Federation(network(), CLIENTS, "fedavg", calibration=0.4, **how).fit(1, coverage=0.8) as federation:
         assert 0 <= federation.scores["north"]["coverage"] <= 1
+        with pytest.raises(BadInput, match=r"a coverage of 0\.99 needs 99 calibration examples"):
+            federation.fit(1, coverage=0.99)
     with pytest.raises(BadInput, match="calibration"):
         Federation(network(), CLIENTS, "fedavg", **how).fit(1, coverage=0.8)
+
+
+def test_what_cannot_be_is_told_before_anything_runs() -> None:
+    faults: list[tuple[dict[str, Any], str]] = [
+        ({"hold_out": 1.2}, "hold_out is 1.2"),
+        ({"calibration": -1}, "calibration -1"),
+        ({"seed": -3}, "seed = -3"),
+        ({"label_prior": -1.0}, "label_prior = -1.0"),
+        ({"workers": -1}, "workers = -1"),
+        ({"device": "toaster"}, "'toaster' cannot be used here"),
+        ({"start": "slowly"}, "start = 'slowly'"),
+        ({"standardise": "yes"}, "standardise is 'yes'"),
+    ]
+    for wrong, sentence in faults:
+        with pytest.raises(BadInput, match=sentence):
+            Federation(network(), CLIENTS, "fedavg", quiet=True, **wrong)
 
 
 def test_the_command_line_meets_such_a_directory(

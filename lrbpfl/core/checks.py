@@ -132,5 +132,7 @@ def _line(error: Exception) -> str:
 
 
 def _advice(x: Inputs) -> str:
+    if any(part.dim() == 4 and part.shape[1] > 4 and part.shape[3] in (1, 3, 4) for part in trees.leaves(x)):
+        return " (images come as (n, channels, height, width): NumPy's x.transpose(0, 3, 1, 2) turns them)"
     double = any(part.dtype == torch.float64 for part in trees.leaves(x))
     return " (float64 inputs need a float64 model: convert them to float32, as x.float() does)" if double else ""

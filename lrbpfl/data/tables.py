@@ -107,7 +107,7 @@ def _named(table: Table, role: str, column: str) -> str:
     if column in table.columns:
         return column
     there = ", ".join(map(repr, list(table.columns)[:20])) + (", ..." if len(table.columns) > 20 else "")
-    hint = f"name the {role}'s with data.{role}_column, or {role}= in Python"
+    hint = f"name the {role}'s with data.{role}_column, in Python {role}_column= ({role}= of read_clients)"
     raise BadInput(f"{table.name} has no column {column!r}; its columns are {there}: {hint}")
 
 

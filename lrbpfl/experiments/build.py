@@ -104,7 +104,7 @@ def _setup(config: Config, dataset: Dataset, groups: list[Group], progress: bool
         task=task,
         clients=tuple(clients),
         seed=config.federation.seed,
-        device=_device(config.engine.device),
+        device=usable_device(config.engine.device),
         paces=_paces(config.federation),
         classes=_classes(dataset),
         features=dataset.feature_names,
@@ -209,7 +209,8 @@ def _take(dataset: Dataset, indices: Indices) -> Data:
     return Data(x=dataset.x[chosen], y=dataset.y[chosen])
 
 
-def _device(name: str) -> str:
+def usable_device(name: str) -> str:
+    """The device, if this machine has it."""
     try:
         torch.zeros(1, device=name).cpu()
     except (RuntimeError, AssertionError, ImportError) as error:

@@ -50,6 +50,9 @@ def gather(
     label: str | None = None,
 ) -> Gathered:
     """Read everybody's data, part them by the seed, and put them on one scale if asked to."""
+    if not 0 < hold_out < 1 or not 0 <= calibration < 1:
+        found = f"hold_out is {hold_out} and calibration {calibration}"
+        raise BadInput(f"{found}: give shares, hold_out above 0 and both below 1")
     integers: Integers = "tokens" if tokens else "numbers"
     source = _read(clients, client, label, integers)
     judged = None if test is None else _tests(_read(test, client, label, integers), source)

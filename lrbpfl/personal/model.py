@@ -98,8 +98,12 @@ class PersonalModel:
 
     def samples(self, x: Inputs) -> Tensor:
         """Probabilities under every sample of the model, (samples, n, classes); always the same samples."""
-        with one_thread():  # the same bits as in a run
-            return self.algorithm.predict(self.task, self._tree, x, self.noise())
+        try:
+            with one_thread():  # the same bits as in a run
+                return self.algorithm.predict(self.task, self._tree, x, self.noise())
+        except (RuntimeError, IndexError, ValueError) as error:  # of the owner's network, e.g. over unknown tokens
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise BadInput(f"client {self.client!r}: its model fails on these inputs with {reason}") from error
 
     def concluded(self, samples: Tensor, *, coverage: float = 0.9, confidence: float | None = None) -> Prediction:
         """What the samples (samples, n, classes) say together."""
@@ -135,7 +139,7 @@ class PersonalModel:
         own = self._whole() if whole and self._shared else self._own
         if half:
             own = own._replace(tensors={name: _halved(name, leaf) for name, leaf in own.tensors.items()})
-        if self._shared and not whole and not (target := path.parent / shared_name(self._shared)).exists():
+        if self._shared and own.about["shared"] and not (target := path.parent / shared_name(self._shared)).exists():
             files.write(target, self._shared)
         files.write(path, own)
         return path

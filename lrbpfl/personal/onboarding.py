@@ -103,7 +103,7 @@ def _made(
         raise
     except Exception as error:  # a file may hold anything, and this is where it meets the model
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise BadInput(f"{where} cannot be used: its tensors do not fit the model ({reason})") from error
+        raise BadInput(f"the new client's model cannot be made from {where} and these inputs ({reason})") from error
     return Parts(*own_part(personal, message)), dict(trees.named_leaves(message))
 
 

@@ -143,3 +143,9 @@ def test_a_way_back_that_would_go_wrong_is_found(model: nn.Module, words: str) -
 
 def test_dropout_of_layers_is_none_of_it() -> None:
     check(Recurrent(dropout=0.3))
+
+
+def test_images_with_channels_last_are_explained() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2))
+    with pytest.raises(BadInput, match=r"\(n, channels, height, width\)"):
+        check_call(model, torch.zeros(2, 8, 8, 3), 2)

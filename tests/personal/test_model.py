@@ -93,6 +93,8 @@ def test_all_ten_come_back_in_another_process(tmp_path: Path) -> None:
         model = federation.fit(1).personal("south")
         model.save(tmp_path / f"{name}.safetensors")
         newcomer = federation.onboard(*site("new", 12))
+        newcomer.save(tmp_path / name / "new.safetensors")
+        assert len(list((tmp_path / name).glob("W-*"))) == bool(newcomer.about["shared"])  # where something is shared
         newcomer.save(tmp_path / f"{name}-new.safetensors")
         made |= {name: bits(model.predict(site("x")[0])), f"{name}-new": bits(newcomer.predict(site("x")[0]))}
     ran = subprocess.run([sys.executable, "-c", FRESH, tmp_path], capture_output=True, text=True, check=False)
