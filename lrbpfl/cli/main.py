@@ -163,7 +163,8 @@ def doctor() -> None:
     measure.doctor()
 
 
-app.add_typer(owner.app)
+app.command("export")(owner.export)
+app.command()(owner.card)
 paper_app = typer.Typer(help="The paper's tables and figures, beside what it prints.", no_args_is_help=True)
 app.add_typer(paper_app, name="paper")
 Items = Annotated[list[str], typer.Argument(metavar="ITEM...", help="Names from `lrbpfl paper list`, or: all.")]

@@ -5,13 +5,11 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer()
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A client's model, or the directory of a run.")]
 Client = Annotated[str | None, typer.Option(help="Whose model, if a run is given.")]
 
 
-@app.command("export")
-def export_(
+def export(
     file: File,
     to: Annotated[str, typer.Option(help="NAME.onnx, NAME.pt2 (torch.export) or mlflow:DIRECTORY.")],
     client: Client = None,
@@ -25,7 +23,6 @@ def export_(
     own.export(file, to, client, model)
 
 
-@app.command()
 def card(
     file: File,
     client: Client = None,
