@@ -13,7 +13,7 @@ from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data, Rate, batches, descend, descent
 from lrbpfl.core.gaussian import Prior, draws_and_kl, gaussian, prior, sample
-from lrbpfl.core.inputs import Inputs, pieces, take
+from lrbpfl.core.inputs import Inputs, pieces
 from lrbpfl.core.masks import Gates, Masks, Scales
 from lrbpfl.core.modes import learning, rolls_dice
 from lrbpfl.core.network import Params, maskable
@@ -130,10 +130,10 @@ class Site(NamedTuple):
             with learning():
                 return self.network.before(W, x)
 
-        noisy = rolls_dice(lambda: before(take(x, y.new_zeros(1))), y.device)  # dropout is new in every step
-        if isinstance(x, Tensor) and len(y) <= steps * size and not noisy:
-            parts = [before(piece) for piece in pieces(x, CHUNK)]
-            if all(isinstance(part, Tensor) for part in parts):
+        if isinstance(x, Tensor) and len(y) <= steps * size:
+            parts: list[Any] = []
+            noisy = rolls_dice(lambda: parts.extend(before(piece) for piece in pieces(x, CHUNK)), y.device)
+            if not noisy and all(isinstance(part, Tensor) for part in parts):  # dropout is new in every step
                 return batches(Data(torch.cat(parts), y), size, steps, rng)
         return (Data(before(batch.x), batch.y) for batch in batches(self.data, size, steps, rng))
 

@@ -40,7 +40,9 @@ class Chain(NamedTuple):
         if torch.compiler.is_exporting():
             return False
         watched = any(m._forward_pre_hooks or m._forward_hooks for _, m in self.layers)
-        return h.dim() == 2 and len(h) * rank <= FEW and not watched and self.names <= W.keys()
+        return (
+            h.dim() == 2 and h.is_floating_point() and len(h) * rank <= FEW and not watched and self.names <= W.keys()
+        )
 
     def logits(self, W: Params, Q: dict[str, Tensor], R: dict[str, Tensor], h: Tensor) -> Tensor:
         """Outputs (samples, batch, classes) from factors (samples, ranks, size) by the names of masked weights."""

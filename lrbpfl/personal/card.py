@@ -11,6 +11,7 @@ from lrbpfl import trees
 from lrbpfl.core import gates as gating
 from lrbpfl.errors import BadInput
 from lrbpfl.personal import files
+from lrbpfl.personal.description import message_of
 from lrbpfl.personal.files import Document
 from lrbpfl.personal.model import documents
 from lrbpfl.personal.signature import checked
@@ -71,8 +72,8 @@ def _ranks(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
 
 def _taken(about: Mapping[str, Any], shared: Document) -> dict[str, Tensor]:
     """What the model takes over from the shared document, once each."""
-    names = {source for source in about.get("leaves", {}).values() if source in shared.tensors}
-    return {name: shared.tensors[name] for name in names}
+    message = message_of(shared)
+    return {source: message[source] for source in about.get("leaves", {}).values() if source in message}
 
 
 def _size(tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -149,7 +149,7 @@ def test_a_client_that_diverges_keeps_its_last_good_network() -> None:
     engine = Serial(small(Local(lr=1e30)))
     good = {k: fresh_state(engine.setup, k) for k in range(4)}
     engine.states.update(good)
-    (round,) = run(engine, rounds=1)
+    (round,) = federate(engine, rounds=2, cohort=3, start=(1, None))
     assert not round.accepted and round.failures.keys() == set(round.cohort)
     assert all("diverged" in reason and "not finite" in reason for reason in round.failures.values())
     assert trees.equal(engine.states, good)

@@ -131,7 +131,7 @@ def test_what_cannot_be_predicted_is_told(lrbpfl: Lrbpfl, run: Path, tmp_path: P
         ((run, *one, "-i", good, "-o", good / "below"), "cannot be written"),
         ((run, "-i", good), "name one; its clients: 1, 2, St. Mary's"),
         ((run, "--client", "3", "-i", good), "has no client '3'; its clients: 1, 2, St. Mary's"),
-        ((run, *one, "-i", good, "--model", "nowhere:make"), "--model 'nowhere:make' cannot be had"),
+        ((run, *one, "-i", good, "--model", "nowhere:make"), "the module of model 'nowhere:make' cannot be imported"),
         ((run, *one, "-i", good, "--coverage", 2), "coverage"),
     ):
         said = lrbpfl("predict", *call)

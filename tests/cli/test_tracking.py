@@ -38,7 +38,7 @@ def test_a_run_that_was_interrupted_tells_how_to_go_on_with_its_tracker(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "_save_results", interrupt)
+        patch.setattr(runner, "save_results", interrupt)
         outcome = lrbpfl("run", "-a", "fedavg", *TINY, "--out", "here", "--track", "tensorboard")
     assert outcome.code == 130 and "go on with: lrbpfl resume here --track tensorboard\n" in outcome.err
     assert lrbpfl("resume", "here", "--track", "tensorboard").code == 0

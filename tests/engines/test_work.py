@@ -130,7 +130,7 @@ def test_a_client_trains_on_its_training_data_and_is_judged_on_its_test_data() -
     assert evaluated.predictions.y.tolist() == setup.clients[3].test.y.tolist()
 
 
-def test_what_a_client_kept_from_training_is_predicted_at_an_address_of_its_own() -> None:
+def test_what_a_client_kept_from_training_is_predicted_with_the_samples_that_test_data_are() -> None:
     setup = noise(LRBPFL(mask_steps=1), nn.Linear(5, 3), (5,))
     algorithm, task, clients, seed, *_ = setup
     message = algorithm.broadcast(task, algorithm.init_server(task, generator(0)), 2)
@@ -139,7 +139,7 @@ def test_what_a_client_kept_from_training_is_predicted_at_an_address_of_its_own(
     personal = algorithm.personalise(task, message, state, clients[2].train, generator(seed, "personalise", 4, 2))
     kept = clients[2].calibration
     assert kept is not None and evaluated.calibration is not None
-    samples = algorithm.predict(task, personal, kept.x, generator(seed, "calibrate", 4, 2))
+    samples = algorithm.predict(task, personal, kept.x, generator(seed, "predict", 4, 2))
     assert (evaluated.calibration.probs == reduce(samples, kept.y).probs).all()
     assert evaluated.calibration.y.tolist() == kept.y.tolist()
     bare = clients[2]._replace(calibration=None)
