@@ -123,3 +123,6 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
     where = f"In {out}: {several if comparison.is_comparison(out) else files}."
     console.print(where, soft_wrap=True, markup=False, highlight=False)
     console.print(f"A page about it: lrbpfl report {quote(str(out))}", soft_wrap=True, markup=False, highlight=False)
+    if lost := [name for name, scores in summary.items() if not scores.get("clients")]:
+        print(f"no client's model could be judged ({', '.join(lost)}): metrics.jsonl has the reasons", file=sys.stderr)
+        sys.exit(1)
