@@ -37,7 +37,7 @@ class Chain(NamedTuple):
 
         What is exported has any number of rows, and one way for all of them.
         """
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_compiling():
             return False
         watched = any(m._forward_pre_hooks or m._forward_hooks for _, m in self.layers)
         return (

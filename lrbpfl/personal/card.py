@@ -16,7 +16,7 @@ from lrbpfl.personal.files import Document
 from lrbpfl.personal.model import documents
 from lrbpfl.personal.signature import checked
 
-GATES, SCALING = "own/gates/", "scaling/"
+GATES, SCALING, CALIBRATION = "own/gates/", "message/", "scaling/", "calibration"
 
 
 def card(path: str | Path, client: str | None = None) -> dict[str, Any]:
@@ -84,7 +84,10 @@ def _size(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 def _holds(own: Document) -> list[str] | None:
     """What the file tells about its client's data; None if it does not say."""
     said = own.about.get("holds")
-    scaled = ["The mean and the spread of its features."] if any(n.startswith(SCALING) for n in own.tensors) else []
+    more = ["The mean and the spread of its features."] if any(n.startswith(SCALING) for n in own.tensors) else []
+    if CALIBRATION in own.tensors:
+        kept = own.tensors[CALIBRATION].numel()
+        more.append(f"How well its model fits the labels of {kept} examples that were kept from training.")
     if not isinstance(said, list):
-        return scaled or None
-    return [*map(str, said), *scaled]
+        return None  # a part of it would pass for all
+    return [*map(str, said), *more]

@@ -23,7 +23,8 @@ class Served:
 
         Inputs are a table (a column for each number of an input), an array, or several of these by their names.
         """
-        found = self.personal.predict(_inputs(model_input, self.personal.inputs))
+        named = getattr(self.personal, "features", None) and isinstance(model_input, pd.DataFrame)
+        found = self.personal.predict(model_input if named else _inputs(model_input, self.personal.inputs))
         columns: dict[str, Any] = {"label": found.label}
         columns |= {f"probability_{name}": found.probability[:, c] for c, name in enumerate(found.classes)}
         columns |= {name: getattr(found, name) for name in ("total", "aleatoric", "epistemic")}
