@@ -16,7 +16,7 @@ from lrbpfl.personal.files import Document
 from lrbpfl.personal.model import documents
 from lrbpfl.personal.signature import checked
 
-GATES, SCALING, CALIBRATION = "own/gates/", "message/", "scaling/", "calibration"
+GATES, SCALING, CALIBRATION = "own/gates/", "scaling/", "calibration"
 
 
 def card(path: str | Path, client: str | None = None) -> dict[str, Any]:
