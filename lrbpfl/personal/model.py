@@ -21,7 +21,7 @@ from lrbpfl.metrics import Predictions, reduce, tempering
 from lrbpfl.metrics.conformal import Promise, needed, promise_of, too_few
 from lrbpfl.metrics.predictions import Floats
 from lrbpfl.personal import files, identity
-from lrbpfl.personal.checks import address_of, calibration_of, check_personal, scaling_of, temperature_of
+from lrbpfl.personal.checks import address_of, calibration_of, check_fields, check_personal, scaling_of, temperature_of
 from lrbpfl.personal.files import Document
 from lrbpfl.personal.signature import as_inputs, checked, example, shape_of
 from lrbpfl.rng import generator
@@ -238,6 +238,7 @@ def algorithm_of(about: Mapping[str, Any], where: str) -> Algorithm:
     name = said.get("name")
     if not isinstance(name, str) or name not in algorithms.names():
         raise BadInput(f"{where} cannot be used: it names an algorithm that is not here, {str(name)[:40]!r}")
+    check_fields(said.get("fields"), where)
     try:
         return algorithms.find(name)(**said["fields"])
     except Exception as error:

@@ -47,7 +47,7 @@ def test_a_cohort_larger_than_the_federation_is_refused(configure: Configure) ->
 def test_a_client_with_one_example_is_named(configure: Configure, tmp_path: Path) -> None:
     for name, n in (("anna", 4), ("bert", 1)):
         np.savez(tmp_path / f"{name}.npz", x=np.zeros((n, 3)), y=np.arange(n) % 2)
-    with pytest.raises(BadInput, match="^client 'bert' has one example only, which cannot be split"):
+    with pytest.raises(BadInput, match=r"^client 'bert' has one example only, which cannot be split"):
         build_setup(configure(data={"dataset": str(tmp_path)}))
 
 
