@@ -14,6 +14,8 @@ from lrbpfl.personal.signature import shape_of
 from lrbpfl.rng import Address
 
 LONGEST = 16  # parts of an address
+MOST = 2**16  # of anything that an algorithm counts: steps, ranks, samples
+NUMBERS = 2**29  # that all samples of one prediction may draw
 
 
 def check_personal(own: Document, shared: Mapping[str, Tensor], where: str) -> None:
@@ -23,6 +25,7 @@ def check_personal(own: Document, shared: Mapping[str, Tensor], where: str) -> N
     _check_told(own.about, where)
     _check_leaves(own, shared, where)
     check_numbers(own, where)
+    _check_effort(own, where)
     calibration_of(own, where)
     scaling_of(own, where)
 
@@ -32,6 +35,21 @@ def check_numbers(document: Document, where: str) -> None:
     for name, leaf in document.tensors.items():
         if leaf.is_floating_point() and bool(leaf.isnan().any()):
             raise BadInput(f"{where} cannot be used: {name[:80]} holds what is not a number (NaN)")
+
+
+def check_fields(fields: Any, where: str) -> None:
+    """Refuse counts that nobody would ask for: a file must not keep us busy for ever, nor take all memory."""
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        if isinstance(value, int) and abs(value) > MOST:
+            raise BadInput(f"{where} cannot be used: its {str(name)[:40]} is beyond {MOST}")
+
+
+def _check_effort(own: Document, where: str) -> None:
+    """A prediction draws each number of the client's own once for every sample."""
+    size = sum(leaf.numel() for name, leaf in own.tensors.items() if name.startswith("own/"))
+    for name, value in own.about["algorithm"]["fields"].items():
+        if name.startswith("predict") and isinstance(value, int) and value * size > NUMBERS:
+            raise BadInput(f"{where} cannot be used: {name[:40]} = {value} asks for too much memory")
 
 
 def address_of(about: Mapping[str, Any], where: str) -> tuple[int, *tuple[Address, ...]]:

@@ -9,6 +9,7 @@ from lrbpfl import algorithms
 from lrbpfl.algorithms.protocol import Algorithm, Task
 from lrbpfl.errors import BadInput
 from lrbpfl.personal import files, identity
+from lrbpfl.personal.checks import check_fields
 from lrbpfl.personal.files import Document
 from lrbpfl.personal.signature import checked, shape_of
 
@@ -22,6 +23,7 @@ def algorithm_of(about: Mapping[str, Any], where: str) -> Algorithm:
     name = said.get("name")
     if not isinstance(name, str) or name not in algorithms.names():
         raise BadInput(f"{where} cannot be used: it names an algorithm that is not here, {str(name)[:40]!r}")
+    check_fields(said.get("fields"), where)
     try:
         return algorithms.find(name)(**said["fields"])
     except Exception as error:

@@ -253,6 +253,17 @@ def test_a_file_cannot_make_us_build_a_giant(forge: Forge) -> None:
             lrbpfl.load(forge(inputs=inputs, model=model))
 
 
+def test_a_file_cannot_make_us_draw_for_ever(saved: Path, forge: Forge) -> None:
+    said = files.read(saved, "personal").about["algorithm"]
+    large = torch.zeros(2**14)
+    for samples, tensors, leaves in ((10**9, {}, {}), (2**16, {"own/large": large}, {"large": None})):
+        fields = {**said["fields"], "predict_samples": samples}
+        about = files.read(saved, "personal").about
+        path = forge(tensors, algorithm={**said, "fields": fields}, leaves={**about["leaves"], **leaves})
+        with pytest.raises(BadInput, match=r"beyond 65536|too much memory"):
+            lrbpfl.load(path, model=network())
+
+
 SPOILED: dict[str, dict[str, Tensor | None]] = {
     "a tensor too many": {"own/extra": torch.zeros(1)},
     "NaN": {"own/gates/0.weight": torch.full((2,), torch.nan)},
