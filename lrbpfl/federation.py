@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from lrbpfl import algorithms, trees
+from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.algorithms.protocol import Algorithm, Task, wishes_of
 from lrbpfl.cli.progress import Display
-from lrbpfl.core.network import init_params
+from lrbpfl.core.network import init_params, unmasked
 from lrbpfl.disk import write_file
 from lrbpfl.engines.work import Setup, check_setup
 from lrbpfl.errors import BadInput
@@ -33,6 +34,7 @@ from lrbpfl.reports.page import render
 from lrbpfl.rng import generator
 
 COHORT = 5  # clients a round, where nobody says how many
+SHOWN = 5  # names in a sentence
 
 
 class Federation:
@@ -104,7 +106,7 @@ class Federation:
         self._config({})  # a seed, a prior or workers that cannot be show now
         self._path: Path | None = None
         self._temporary: tuple[Path, Callable[[], object]] | None = None
-        self._say(*gathered.remarks)
+        self._say(*gathered.remarks, *_bare(self.algorithm, model))
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -235,6 +237,13 @@ def _check(setup: Setup, tokens: bool) -> None:
         if tokens or not looked_up:
             raise
         raise BadInput(f"{error} (whole numbers stay so, to be looked up, with tokens=True)") from error
+
+
+def _bare(algorithm: Algorithm, model: nn.Module) -> list[str]:
+    """What is worth saying of weights that carry no mask, where the algorithm puts masks on a model."""
+    bare = unmasked(model, algorithm.mask_layers) if isinstance(algorithm, LRBPFL) else []
+    some = ", ".join(bare[:SHOWN]) + (", ..." if len(bare) > SHOWN else "")
+    return [f"no masks on {some}: these weights are the same for all clients"] if bare else []
 
 
 def _digest(setup: Setup) -> str:

@@ -1,18 +1,26 @@
 """What MLflow loads, in a process that has never seen the model."""
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from torch import nn
 
 from lrbpfl.errors import BadInput
+from lrbpfl.models import mlp
 from lrbpfl.personal.factory import model_from
 from lrbpfl.personal.mlflow_model import to_mlflow
-from tests.personal.small import personal, rows
+from tests.personal.small import CLASSES, FEATURES, personal, rows
 
 pytest.importorskip("mlflow")
 pytest.importorskip("pandas")
@@ -92,3 +100,46 @@ def test_a_network_of_ones_own_must_be_named(tmp_path: Path) -> None:
 def test_a_name_that_makes_no_network_is_refused(name: str, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
         model_from(name)
+
+
+def test_mlflow_serves_it(tmp_path: Path) -> None:
+    """By MLflow's own command, on loopback, with the environment that is there."""
+    pytest.importorskip("uvicorn")
+    model = personal("fedavg", mlp(CLASSES, (FEATURES,)))
+    folder, port, binaries = to_mlflow(model, tmp_path / "model").path, free_port(), Path(sys.executable).parent
+    command = ["mlflow", "models", "serve", "-m", str(folder), "--env-manager", "local", "--port", str(port)]
+    environment = os.environ | {"PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(Path.cwd())}
+    server = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        answer = asked(port, {"inputs": rows(2).tolist()}, server)
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.communicate()
+    expected = model.predict(rows(2))
+    assert [row["label"] for row in answer["predictions"]] == expected.label.tolist()
+    assert [row["probability_a"] for row in answer["predictions"]] == pytest.approx(expected.probability[:, 0].tolist())
+
+
+def free_port() -> int:
+    with socket.socket() as some:
+        some.bind(("127.0.0.1", 0))
+        port: int = some.getsockname()[1]
+        return port
+
+
+def asked(port: int, body: dict[str, Any], server: "subprocess.Popen[bytes]") -> Any:
+    """The answer, as soon as the server is up; it has a minute."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/invocations", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    for _ in range(120):
+        assert server.poll() is None, server.stderr.read() if server.stderr else ""
+        try:
+            with opener.open(request, timeout=30) as response:
+                return json.loads(response.read())
+        except urllib.error.URLError as error:
+            if isinstance(error, urllib.error.HTTPError):
+                raise
+            time.sleep(0.5)
+    raise AssertionError("the server does not come up")
