@@ -61,11 +61,17 @@ def build_setup(config: Config, *, progress: bool = False) -> Setup:
         seed=config.federation.seed,
         device=usable_device(config.engine.device),
         paces=_paces(config.federation),
-        classes=dataset.classes,
+        classes=_labels(dataset),
         features=dataset.feature_names,
     )
     check_setup(setup)
     return setup
+
+
+def _labels(dataset: Dataset) -> tuple[int | str, ...] | None:
+    """The labels as the data have them, unless the data also name them: then a model speaks in these names."""
+    named = dataset.class_names is not None and dataset.class_names != tuple(map(str, dataset.classes or ()))
+    return None if named else dataset.classes
 
 
 def _paces(config: FederationSection) -> tuple[float, ...]:

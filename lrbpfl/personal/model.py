@@ -91,6 +91,8 @@ class PersonalModel:
             raise BadInput("the inputs have no rows: give at least one")
         try:
             p = self.predictions(inputs)
+        except BadInput:
+            raise
         except (RuntimeError, IndexError, ValueError) as error:  # of the owner's network, e.g. over unknown tokens
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise BadInput(f"client {self.client!r}: its model fails on these inputs with {reason}") from error
@@ -102,10 +104,9 @@ class PersonalModel:
 
     def predictions(self, x: Any) -> Predictions:
         """The same for tensors as they come from their owner, in the form that metrics take; labels are 0."""
+        scaled = x if self.scaling is None else self.scaling.apply(x)
         with one_thread():  # the same bits as in a run
-            samples = self.algorithm.predict(
-                self.task, self._tree, x if self.scaling is None else self.scaling.apply(x), generator(*self._address)
-            )
+            samples = self.algorithm.predict(self.task, self._tree, scaled, generator(*self._address))
         rows = samples.shape[1]
         return tempering.temper(reduce(samples, torch.zeros(rows, dtype=torch.int64)), self.temperature)
 
