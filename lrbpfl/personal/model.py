@@ -101,6 +101,8 @@ class PersonalModel:
         try:
             with one_thread():  # the same bits as in a run
                 return self.algorithm.predict(self.task, self._tree, x, self.noise())
+        except BadInput:
+            raise
         except (RuntimeError, IndexError, ValueError) as error:  # of the owner's network, e.g. over unknown tokens
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise BadInput(f"client {self.client!r}: its model fails on these inputs with {reason}") from error
