@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import lrbpfl
@@ -345,3 +346,28 @@ def test_public_names() -> None:
     named = [getattr(lrbpfl, name) for name in lrbpfl.__all__]
     assert set(ALGORITHMS.values()) <= {kind for kind in named if isinstance(kind, type)}
     assert set(lrbpfl.__all__) <= set(dir(lrbpfl))  # where completion looks
+
+
+@pytest.mark.parametrize("how", ["client", "pooled"])
+def test_the_scale_of_features_is_part_of_the_saved_model(how: Literal["client", "pooled"], tmp_path: Path) -> None:
+    """Raw inputs, as their owner has them, give the predictions that the run judged; a newcomer's likewise."""
+    rng = np.random.default_rng(0)
+    clients = {
+        name: (rng.normal(shift, 40.0, (40, 5)) + 30 * (np.arange(40) % 2)[:, None], np.arange(40) % 2)
+        for name, shift in (("north", 100.0), ("south", 300.0))
+    }
+    test = {name: (x[:10], y[:10]) for name, (x, y) in clients.items()}
+    with lrbpfl.Federation(
+        nn.Linear(5, 2), clients, QUICK, test=test, standardise=how, workers=1, quiet=True
+    ) as federation:
+        federation.fit(2)
+        table = load_file(federation.path / "predictions.safetensors")
+        for k, name in enumerate(federation.clients):
+            model = lrbpfl.load(federation.personal(name).save(tmp_path / f"{name}.safetensors"), model=nn.Linear(5, 2))
+            said = torch.from_numpy(model.predict(test[name][0]).probability).float()
+            assert torch.equal(said, table["probs"][table["client"] == k])
+        x, y = clients["north"]
+        newcomer = federation.onboard(x, y, hold_out=0.0)
+        assert newcomer.scaling is not None
+        expected = torch.from_numpy(np.concatenate([clients[name][0] for name in clients]) if how == "pooled" else x)
+        torch.testing.assert_close(newcomer.scaling.mean, expected.float().mean(0), rtol=1e-4, atol=1e-3)
