@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lrbpfl import algorithms, trees
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
@@ -252,14 +251,10 @@ def _digest(setup: Setup) -> str:
     found.update(json.dumps([setup.classes, setup.features]).encode())
     start = init_params(setup.task.model, generator(0), "template" if setup.task.pretrained else "kaiming")
     for leaf in start.values():
-        found.update(_bytes(leaf))
+        found.update(trees.raw(leaf))
     for client in setup.clients:
         found.update(client.name.encode())
         for name, leaf in trees.named_leaves(client[1:]):
             found.update(f"{name}{tuple(leaf.shape)}{leaf.dtype}".encode())
-            found.update(_bytes(leaf))
+            found.update(trees.raw(leaf))
     return found.hexdigest()[:16]
-
-
-def _bytes(leaf: Tensor) -> bytes:
-    return leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -99,6 +99,11 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8))
 
 
+def raw(leaf: Tensor) -> bytes:
+    """A tensor's numbers as they lie in memory, row by row."""
+    return leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
 def fault(tree: Tree, template: Tree) -> str | None:
     """What keeps `tree` from standing in the template's place (names, shapes, dtypes, non-finite numbers), or None."""
     got, expected = dict(named_leaves(tree)), dict(named_leaves(template))

@@ -33,7 +33,7 @@ class Frozen(nn.Module):
             self.register_buffer(self._names[name], leaf.detach().clone())
         self._several = "several" in personal.inputs
         self._temperature = personal.temperature
-        for part, leaf in scaling_of(personal).items():
+        for part, leaf in personal.scaling._asdict().items() if personal.scaling else ():
             self.register_buffer(f"scaling_{part}", leaf)
 
     def forward(self, *args: Any) -> Outputs:
@@ -48,12 +48,6 @@ class Frozen(nn.Module):
         if not hasattr(self, "scaling_mean"):
             return x
         return (x.float() - self.scaling_mean) / self.scaling_std
-
-
-def scaling_of(personal: PersonalModel) -> dict[str, Tensor]:
-    """The mean and the std that the client's features are scaled with, or nothing."""
-    own = personal._own.tensors
-    return {part: own[f"scaling/{part}"].float() for part in ("mean", "std") if f"scaling/{part}" in own}
 
 
 def reduced(samples: Tensor, temperature: float) -> Outputs:

@@ -23,7 +23,7 @@ from lrbpfl import trees
 from lrbpfl.disk import write_file
 from lrbpfl.engines.work import one_thread
 from lrbpfl.errors import BadInput
-from lrbpfl.personal.ensemble import OUTPUTS, Frozen, scaling_of
+from lrbpfl.personal.ensemble import OUTPUTS, Frozen
 from lrbpfl.personal.model import PersonalModel
 from lrbpfl.personal.pack import versions
 from lrbpfl.personal.signature import example
@@ -112,12 +112,12 @@ def difference(personal: PersonalModel, answer: Answer) -> float:
 def _rows(personal: PersonalModel, rows: int) -> Any:
     """Random inputs, the same each time: normal numbers, bytes, or whole numbers that any vocabulary has, 0 and 1."""
     rng = generator(0, "export", rows)
-    scaling = scaling_of(personal)
+    scaling = personal.scaling
 
     def fill(leaf: Tensor) -> Tensor:
         if leaf.is_floating_point():
             normal = torch.randn(leaf.shape, generator=rng, dtype=leaf.dtype)
-            return normal * scaling["std"] + scaling["mean"] if scaling else normal
+            return normal * scaling.std + scaling.mean if scaling else normal
         highest = 256 if leaf.dtype == torch.uint8 else 2
         return torch.randint(highest, leaf.shape, generator=rng).to(leaf.dtype)
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from lrbpfl import trees
 from lrbpfl.disk import write_file
 from lrbpfl.errors import BadInput
 
@@ -35,7 +36,7 @@ class Document(NamedTuple):
         found = hashlib.sha256(text.encode())
         for name, leaf in sorted(self.tensors.items()):
             found.update(json.dumps([name, str(leaf.dtype), list(leaf.shape)]).encode())
-            found.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            found.update(trees.raw(leaf))
         return found.hexdigest()
 
 

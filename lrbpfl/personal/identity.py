@@ -7,8 +7,9 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from lrbpfl import trees
 from lrbpfl.errors import BadInput
 from lrbpfl.models import MODELS
 
@@ -29,10 +30,10 @@ def fingerprint(model: nn.Module) -> str:
     for name, p in model.named_parameters():
         found.update(f"{name}|{tuple(p.shape)}|{p.dtype}|{p.requires_grad}\n".encode())
         if not p.requires_grad:
-            found.update(_bytes(p))
+            found.update(trees.raw(p))
     for name, buffer in model.named_buffers():
         found.update(f"{name}|{tuple(buffer.shape)}|{buffer.dtype}\n".encode())
-        found.update(_bytes(buffer))
+        found.update(trees.raw(buffer))
     return found.hexdigest()
 
 
@@ -101,7 +102,3 @@ def _made(name: str, num_classes: int, shape: Shape) -> nn.Module | None:
             return None if large else MODELS[name](num_classes, shape).eval()
     except (BadInput, RuntimeError, ValueError):
         return None
-
-
-def _bytes(leaf: Tensor) -> bytes:
-    return leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

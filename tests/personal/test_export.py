@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import lrbpfl
 from lrbpfl import trees
 from lrbpfl.core.descent import Data
+from lrbpfl.data import Scaling
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import reduce
 from lrbpfl.metrics.tempering import temper
@@ -153,7 +154,7 @@ def test_features_are_scaled_before_the_networks_see_them() -> None:
     model = personal(mask_steps=2)
     plain, x = Frozen(model), rows(5)
     mean, std = torch.linspace(-3, 3, 12), torch.linspace(0.5, 4, 12)
-    model._own.tensors.update({"scaling/mean": mean, "scaling/std": std})
+    model.scaling = Scaling(mean, std)
     got, expected = Frozen(model)(mean + std * x), plain(x)
     torch.testing.assert_close(got["probability"], expected["probability"])
 
