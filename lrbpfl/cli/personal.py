@@ -83,8 +83,9 @@ def serve(
     ] = None,
     max_bytes: Annotated[int, typer.Option(help="Of one request.", min=1)] = 1_000_000,
     max_rows: Annotated[int, typer.Option(help="Of one request.", min=1)] = 1_000,
+    model: ModelFactory = None,
 ) -> None:
     """Answer over HTTP with every client's own model: /predict, /clients, /health, and a page to try it."""
     from lrbpfl.cli import serve as serving
 
-    serving.serve(directory, host, port, token_file, max_bytes=max_bytes, max_rows=max_rows)
+    serving.serve(directory, host, port, token_file, max_bytes=max_bytes, max_rows=max_rows, factory=model)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from lrbpfl.cli.own import network_of
 from lrbpfl.errors import BadInput
 from lrbpfl.serving.shelf import Shelf, shelf
 
@@ -16,7 +17,16 @@ VARIABLE = "LRBPFL_TOKEN"
 PATIENCE = 5  # seconds that requests in work are given at the end
 
 
-def serve(directory: Path, host: str, port: int, token_file: Path | None, *, max_bytes: int, max_rows: int) -> None:
+def serve(
+    directory: Path,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    *,
+    max_bytes: int,
+    max_rows: int,
+    factory: str | None = None,
+) -> None:
     """Load, say where, and answer until Ctrl-C."""
     if not (find_spec("fastapi") and find_spec("uvicorn")):
         raise BadInput("serve needs fastapi and uvicorn: install them with pip install 'lrbpfl[serve]'")
@@ -25,7 +35,7 @@ def serve(directory: Path, host: str, port: int, token_file: Path | None, *, max
     from lrbpfl.serving.application import Limits, application
 
     torch.set_num_threads(1)  # in every thread: the same bits as in a run
-    token, found = _token(token_file), shelf(directory)
+    token, found = _token(token_file), shelf(directory, network_of(factory))
     hosts = LOOPBACK if host in LOOPBACK and not token else None
     app = application(found.models, limits=Limits(max_bytes, max_rows), token=token, hosts=hosts)
     with _listening(host, port) as listener:
