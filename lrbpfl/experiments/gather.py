@@ -102,8 +102,9 @@ def _several_inputs(source: Mapping[Any, Any]) -> Source:
         inputs: Inputs = (
             {key: _tensor(part) for key, part in x.items()} if isinstance(x, dict) else tuple(map(_tensor, x))
         )
-        wrong = fault(inputs) or (None if length(inputs) == len(labels[name]) else "have as many rows as labels to be")
-        if wrong:
+        n, wrong = len(labels[name]), fault(inputs)
+        if wrong or length(inputs) != n:
+            wrong = wrong or f"have {length(inputs)} rows, and it has {n} labels: give as many of both"
             raise BadInput(f"client {name!r}: its inputs {wrong}")
         data[name] = Data(inputs, torch.from_numpy(numbers_of([labels[name]], classes)))
     return Source(data, classes, None)
