@@ -5,18 +5,45 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parents[1] / "README.md"
 
 
+def example() -> str:
+    (found,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    return str(found)
+
+
 def test_the_python_example_runs(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    (tmp_path / "example.py").write_text(example)
+    (tmp_path / "example.py").write_text(example())
     ran = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    rows = [line.split() for line in ran.stdout.splitlines()[-4:]]
+    check(ran.stdout, tmp_path)
+
+
+def test_the_python_example_runs_in_a_notebook(tmp_path: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    cells = [nbformat.v4.new_code_cell(part) for part in example().split("\n\n")]
+    from jupyter_client.kernelspec import KernelSpec
+
+    kernel = KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
+    book = nbformat.v4.new_notebook(cells=cells)
+    client = nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    client.create_kernel_manager()
+    client.km._kernel_spec = kernel  # this very Python, whatever kernels are installed
+    client.execute()
+    said = "".join(out["text"] for cell in book.cells for out in cell["outputs"] if out.get("name") == "stdout")
+    check(said, tmp_path)
+
+
+def check(said: str, folder: Path) -> None:
+    """What the example leaves behind."""
+    rows = [line.split() for line in said.splitlines()[-4:]]
     assert sorted(name for name, _, _ in rows) == ["east", "north", "south", "west"]
     assert sum(float(accuracy) for _, accuracy, _ in rows) / 4 > 0.6  # three classes: a guess has a third
-    assert {"north.safetensors", "new.safetensors", "page.html"} <= {file.name for file in tmp_path.iterdir()}
+    assert {"north.safetensors", "new.safetensors", "page.html"} <= {file.name for file in folder.iterdir()}
 
 
 def test_every_command_is_in_its_table() -> None:
