@@ -79,18 +79,23 @@ def granted(setup: Setup) -> Setup:
 
 
 def _with_public(setup: Setup, fraction: float) -> Setup:
-    """This share of each training client's examples moved to the server, without labels; never a client's last one."""
+    """This share of each training client's examples moved to the server, without labels; never a client's last one.
+
+    Where that is none anywhere, each gives one; who has no other keeps it too.
+    """
     _check_clients(setup)
     clients, public = list(setup.clients), []
-    for k in setup.training:
+    sizes = {k: len(clients[k].train.y) for k in setup.training}
+    shares = {k: min(round(fraction * n), n - 1) for k, n in sizes.items()}
+    if not any(shares.values()):
+        shares = dict.fromkeys(shares, 1)
+    for k, gone in shares.items():
         x, y = clients[k].train
-        gone = min(round(fraction * len(y)), len(y) - 1)
         order = torch.from_numpy(numpy_generator(setup.seed, "public", k).permutation(len(y)))
-        kept = order[gone:].sort().values
+        kept = (order[gone:] if gone < len(y) else order).sort().values
         public.append(take(x, order[:gone]))
         clients[k] = clients[k]._replace(train=Data(x=take(x, kept), y=y[kept]))
-    task = setup.task._replace(public=joined(public))
-    return setup._replace(task=task, clients=tuple(clients))
+    return setup._replace(task=setup.task._replace(public=joined(public)), clients=tuple(clients))
 
 
 def check_setup(setup: Setup) -> None:

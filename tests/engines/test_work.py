@@ -265,3 +265,15 @@ def test_an_engine_that_does_not_grant_wishes_is_told() -> None:
     engine.setup = open_task(LRBPFL())
     with pytest.raises(TypeError, match="Serial runs a setup with open wishes"):
         next(federate(engine, rounds=1, cohort=2))
+
+
+def test_tiny_clients_give_one_input_each_and_nobody_loses_its_last() -> None:
+    def client(n: int) -> ClientData:
+        data = Data(torch.randn(n, 2), torch.zeros(n, dtype=torch.int64))
+        return ClientData(f"of {n}", train=data, test=data)
+
+    setup = Setup(FedBE(), Task(nn.Linear(2, 2), num_classes=2), (client(5), client(1)), seed=0)
+    after = granted(setup)
+    assert after.task.public is not None and len(after.task.public) == 2
+    assert [len(one.train.y) for one in after.clients] == [4, 1]
+    assert torch.equal(after.task.public[1], setup.clients[1].train.x[0])
