@@ -371,3 +371,12 @@ def test_the_scale_of_features_is_part_of_the_saved_model(how: Literal["client",
         assert newcomer.scaling is not None
         expected = torch.from_numpy(np.concatenate([clients[name][0] for name in clients]) if how == "pooled" else x)
         torch.testing.assert_close(newcomer.scaling.mean, expected.float().mean(0), rtol=1e-4, atol=1e-3)
+
+
+def test_weights_without_masks_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 2))
+    clients = {"a": (np.arange(40).reshape(20, 2) % 9, np.arange(20) % 2)}
+    Federation(model, clients, tokens=True)
+    assert "no masks on 0.weight: these weights are the same for all clients" in capsys.readouterr().err
+    Federation(model, clients, "fedavg", tokens=True)
+    assert "no masks" not in capsys.readouterr().err
