@@ -32,6 +32,30 @@ class Vision(nn.Module):
         return logits
 
 
+class Basic(nn.Module):
+    """Two convolutions beside a way past them, as ResNet-18 has them, with GroupNorm in the place of BatchNorm."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.GroupNorm(2, outputs), nn.GroupNorm(2, outputs)
+        past = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(2, outputs))
+        self.past = nn.Identity() if stride == 1 and inputs == outputs else past
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
+        return torch.relu(h + self.past(x))
+
+
+def resnet18() -> nn.Module:
+    """Eighteen layers of weights, an eighth as wide as the original."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.GroupNorm(2, 8), nn.ReLU()]
+    for inputs, outputs in ((8, 8), (8, 16), (16, 32), (32, 64)):
+        layers += [Basic(inputs, outputs, 1 if inputs == outputs else 2), Basic(outputs, outputs, 1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES))
+
+
 class Recurrent(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -113,6 +137,7 @@ ZOO: dict[str, Kind] = {
     "mlp": Kind(lambda: mlp(CLASSES, (5,)), floats(5)),
     "cnn": Kind(lambda: cnn(CLASSES, (1, 8, 8)), images(1, 8, 8)),
     "resnet": Kind(lambda: resnet(CLASSES, (3, 8, 8)), images(3, 8, 8)),
+    "resnet18": Kind(resnet18, images(3, 8, 8)),
     "vision": Kind(Vision, images(1, 8, 8)),
     "conv1d": Kind(
         lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, CLASSES)), floats(2, 6)
