@@ -62,6 +62,7 @@ def pack(setup: Setup) -> Parcel:
 
 def unpack(parcel: Parcel) -> Setup:
     """The inverse of `pack`, in the worker."""
+    # What our own parent made and handed over in memory: no file and no stranger can have written it.
     setup: Setup = cloudpickle.loads(parcel.rest)
     return _with_data(setup, *read((setup.clients, setup.task.public), parcel.block))
 
@@ -85,6 +86,7 @@ class Pipe:
 
     def recv(self) -> Any:
         """What the other side sent; EOFError if it has gone."""
+        # The other end is the process we started, or that started us, and nobody else.
         return self.end.recv() if self.forked else cloudpickle.loads(self.end.recv_bytes())
 
 
