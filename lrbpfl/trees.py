@@ -104,8 +104,11 @@ def raw(leaf: Tensor) -> bytes:
     return leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def fault(tree: Tree, template: Tree) -> str | None:
-    """What keeps `tree` from standing in the template's place (names, shapes, dtypes, non-finite numbers), or None."""
+def fault(tree: Tree, template: Tree, *, infinite: bool = False) -> str | None:
+    """What keeps `tree` from standing in the template's place (names, shapes, dtypes, non-finite numbers), or None.
+
+    Where numbers may be `infinite`, they are still to be numbers.
+    """
     got, expected = dict(named_leaves(tree)), dict(named_leaves(template))
     if got.keys() != expected.keys():
         return f"its tensors are named {sorted(got)}, not {sorted(expected)}"
@@ -117,7 +120,7 @@ def fault(tree: Tree, template: Tree) -> str | None:
             return f"{name} has shape {tuple(leaf.shape)}, not {tuple(model.shape)}"
         if leaf.dtype != model.dtype:
             return f"{name} has dtype {leaf.dtype}, not {model.dtype}"
-        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+        if leaf.is_floating_point() and not bool((~leaf.isnan() if infinite else leaf.isfinite()).all()):
             return f"{name} holds numbers that are not finite"
     return None
 

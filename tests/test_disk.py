@@ -2,12 +2,15 @@
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lrbpfl.disk import private_folder, write_file
+from lrbpfl.disk import LOCK, DiskFault, locked, private_folder, write_file
+from lrbpfl.errors import BadInput
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077])
@@ -46,6 +49,26 @@ def test_what_was_there_stays_until_all_is_written(tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskFault, match="file cannot be written: No space left on device"):
         write_file(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_bytes() == b"old"
+
+
+def hold(folder: str) -> subprocess.Popen[str]:
+    """Another process that holds the folder, and says so."""
+    code = "import sys; from pathlib import Path; from lrbpfl.disk import locked\nwith locked(Path(sys.argv[1])): "
+    code += "print('held', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, folder]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_folder_has_one_writer_and_the_lock_dies_with_it(tmp_path: Path) -> None:
+    with hold(str(tmp_path)) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(BadInput, match=f"is being written by process {other.pid}: wait until"), locked(tmp_path):
+            pass
+        other.kill()
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+    with locked(tmp_path), pytest.raises(BadInput, match="by this process already"), locked(tmp_path / "." / ""):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -11,13 +11,16 @@ import lrbpfl
 ROOT = Path(next(iter(lrbpfl.__path__)))
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
 
-BASE = {"trees", "rng", "errors", "disk", "plugins"}
+BASE = {"trees", "rng", "errors", "disk", "journal", "documents", "states", "plugins"}
 LEAVES = {"data", "metrics", "models"}
 MAY_IMPORT: dict[str, set[str]] = {
     "trees": set(),
     "rng": set(),
     "errors": set(),
-    "disk": set(),
+    "disk": {"errors"},
+    "journal": {"disk", "errors"},
+    "documents": {"disk", "errors", "trees"},
+    "states": {"disk", "documents", "errors", "journal", "trees"},
     "plugins": {"errors"},
     "data": {"errors", "rng"},
     "metrics": {"errors", "rng"},

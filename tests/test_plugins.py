@@ -15,6 +15,7 @@ from lrbpfl.engines.serial import Serial
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.build import build_engine, build_setup
 from lrbpfl.experiments.config import make_algorithm, parse
+from lrbpfl.states import Memory
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,8 +77,8 @@ class Bare:
 
 SEEN = []
 
-def slow(setup, workers):
-    SEEN.append(workers)
+def slow(setup, options, states):
+    SEEN.append(options.workers)
     return Serial(setup)
 
 number = 3
@@ -185,7 +186,7 @@ def test_a_package_adds_an_engine(site: Path) -> None:
     install(site, "odd", {"lrbpfl.engines": {"slow": "odd_things:slow"}}, odd_things=ODD)
     config = parse({"data": {"dataset": "digits"}, "engine": {"kind": "slow", "workers": 7}})
     assert "odd_things" not in sys.modules
-    engine = build_engine(config, build_setup(config))
+    engine = build_engine(config, build_setup(config), Memory())
     assert isinstance(engine, Serial)
     assert sys.modules["odd_things"].SEEN == [7]
     with pytest.raises(BadInput, match=r"engine.kind = 'slo': no such engine \(did you mean 'slow'\?\); known: proc"):

@@ -25,6 +25,9 @@ Settings = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run directory; it must not exist yet.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines instead of a progress bar.")]
 Track = Annotated[str | None, typer.Option(help="tensorboard or mlflow: write the curves there too (extra track).")]
+AnyVersion = Annotated[
+    bool, typer.Option("--any-version", help="Go on although versions or the device changed: numbers may differ.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 
@@ -73,11 +76,12 @@ def resume(
     directory: Annotated[Path, typer.Argument(help="The directory of a run or a comparison that was cut off.")],
     quiet: Quiet = False,
     track: Track = None,
+    any_version: AnyVersion = False,
 ) -> None:
     """Go on with a run that was cut off; it ends in the same bits."""
     from lrbpfl.cli import runs
 
-    runs.resume(directory, quiet=quiet, track=track)
+    runs.resume(directory, quiet=quiet, track=track, any_version=any_version)
 
 
 @app.command()

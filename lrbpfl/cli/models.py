@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from lrbpfl import documents
 from lrbpfl.cli.own import network_of
 from lrbpfl.data.table_files import SUFFIXES, read_table
 from lrbpfl.data.tables import CLIENT, LABEL, Table, features_of, labels_of
 from lrbpfl.disk import write_file
 from lrbpfl.errors import BadInput
-from lrbpfl.personal import files
 from lrbpfl.personal.description import features_in
 from lrbpfl.personal.model import PersonalModel, Prediction, load
 from lrbpfl.personal.onboarding import FEWEST, find_shared, onboard
@@ -94,7 +94,7 @@ def _judgement(made: PersonalModel, given: int) -> str:
 
 
 def _features_at(run: Path) -> tuple[str, ...] | None:
-    return features_in(files.read(find_shared(run), "shared").about)
+    return features_in(documents.read(find_shared(run), "shared").about)
 
 
 def _labelled(path: Path, label: str | None, features: tuple[str, ...] | None) -> tuple[Any, Any]:

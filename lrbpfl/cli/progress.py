@@ -68,7 +68,7 @@ class _Listener:
         self.last_line = time.monotonic()
 
     def callbacks(self) -> runner.Progress:
-        return runner.Progress(client=self.client, round=self.round)
+        return runner.Progress(client=self.client, round=self.round, tell=self.tell)
 
     def client(self, what: str, t: int, k: int, of: int) -> None:
         self.done[what, t] = self.done.get((what, t), 0) + 1
@@ -86,6 +86,9 @@ class _Listener:
             self.last_line = time.monotonic()
             text = f"{self.name}: round {round.t + 1}/{self.rounds}  {loss}  {self.scores if pooled else ''}"
             self.display.console.print(text.rstrip(), markup=False)
+
+    def tell(self, sentence: str) -> None:
+        self.display.console.print(f"note: {sentence}", markup=False)
 
     def _show(self, *, completed: int, now: str) -> None:
         if self.task is None:  # a run that is finished already shows no bar

@@ -65,16 +65,19 @@ def compare(
     _tell(summary, out)
 
 
-def resume(directory: Path, *, quiet: bool, track: str | None) -> None:
+def resume(directory: Path, *, quiet: bool, track: str | None, any_version: bool) -> None:
     """Whatever is left to do in a directory."""
     tracking.check(track)
     several = comparison.is_comparison(directory)
     with resumable(directory, _go_on(track)), Display(quiet=quiet, track=track) as display:
         if several:
-            summary = comparison.resume_comparison(directory, display.progress, loading=not quiet)
+            summary = comparison.resume_comparison(
+                directory, display.progress, loading=not quiet, any_version=any_version
+            )
         else:
             _, made = Run.open(directory)
-            summary = runner.resume(directory, display.progress(made.algorithm_name, made), loading=not quiet)
+            progress = display.progress(made.algorithm_name, made)
+            summary = runner.resume(directory, progress, loading=not quiet, any_version=any_version)
     _tell(summary, directory)
 
 

@@ -12,6 +12,7 @@ from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
 from lrbpfl.engines.work import Evaluated, Setup, Trained, check_setup, dropout_seeded, granted, one_thread
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
+from lrbpfl.states import States
 from lrbpfl.trees import Tree
 
 
@@ -47,10 +48,10 @@ class Evaluation(NamedTuple):
 
 
 class Engine(Protocol):
-    """A map over clients. It owns processes, devices and data, and what each client keeps between rounds."""
+    """A map over clients. It owns processes, devices and data; what clients keep between rounds is in a store."""
 
     setup: Setup  # granted
-    states: dict[int, Tree]
+    states: States
 
     def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
         """Run round t at the clients; replies come in the order of the messages, whichever is ready first."""

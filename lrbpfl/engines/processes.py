@@ -21,12 +21,13 @@ from lrbpfl.engines.work import (
     Setup,
     Trained,
     evaluate_client,
-    fresh_state,
     granted,
     keep_memory,
+    kept,
     update_client,
 )
 from lrbpfl.errors import BadInput
+from lrbpfl.states import Memory, States
 from lrbpfl.trees import Tree
 
 TRIES = 2  # a client whose worker died is run once more in a new one; if that dies too, it is skipped
@@ -129,31 +130,29 @@ class Processes:
     is skipped in this round. The replies say so. How processes are started changes no bit.
     """
 
-    def __init__(self, setup: Setup, workers: int, start: Start = "auto") -> None:
+    def __init__(self, setup: Setup, workers: int, start: Start = "auto", states: States | None = None) -> None:
         if workers < 1:
             raise BadInput(f"{workers} workers cannot run anything: at least one is needed")
         # The first optimiser of a process imports for a second: do it here, before workers are forked.
         torch.optim.SGD([torch.zeros(1)], lr=0.0)
         self.setup = granted(setup)
         self._how = method(start, setup.device)
-        self.states: dict[int, Tree] = {}
-        self._staged: dict[int, Tree] = {}
+        self.states = states or Memory()
         self._size = workers
         self._workers: list[Worker] = []
 
     def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
         """The clients' replies, in the order of the messages."""
-        self._staged = {}
         for job, answer in self._map("update", messages, t):
             if isinstance(answer, Trained):
-                self._staged[job.k] = answer.state
+                self.states.stage(job.k, t + 1, answer.state)
                 yield Reply.of(job.k, len(self.setup.clients[job.k].train.y), answer, job.deaths)
             else:
                 yield Reply.failed(job.k, str(answer), job.deaths)
 
     def accept(self, k: int) -> None:
         """The server took client k's upload: keep the state that came with it."""
-        self.states[k] = self._staged.pop(k)
+        self.states.accept(k)
 
     def evaluate(self, messages: Mapping[int, Tree], t: int) -> Iterator[Evaluation]:
         """The clients' evaluations, in the order of the messages."""
@@ -192,7 +191,7 @@ class Processes:
         for worker in self._workers:
             if worker.job is None and jobs and jobs[0].place < due + 4 * self._size:
                 job = jobs.popleft()
-                worker.send(job, messages[job.k], self._state(job.k))
+                worker.send(job, messages[job.k], kept(self.setup, self.states, job.k))
 
     def _collect(self, jobs: deque[Job], answers: dict[int, tuple[Job, Answer]]) -> None:
         """Wait until some worker answers or dies; a dead one's job goes back to the front, or is given up."""
@@ -223,6 +222,3 @@ class Processes:
     @cached_property
     def _parcel(self) -> Parcel:
         return pack(self.setup)
-
-    def _state(self, k: int) -> Tree:
-        return self.states[k] if k in self.states else fresh_state(self.setup, k)

@@ -4,18 +4,21 @@ from collections.abc import Callable
 
 from lrbpfl import plugins
 from lrbpfl.engines.loop import Engine
+from lrbpfl.engines.options import Options
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import Setup
 from lrbpfl.errors import BadInput
+from lrbpfl.states import States
 
-GROUP = "lrbpfl.engines"  # the entry point group: a name, and a callable (setup, workers) that makes an engine
+# The entry point group: a name, and a callable that makes an engine of a setup, options and what clients keep.
+GROUP = "lrbpfl.engines"
 
-Make = Callable[[Setup, int], Engine]
+Make = Callable[[Setup, Options, States], Engine]
 
 ENGINES: dict[str, Make] = {
-    "processes": Processes,
-    "serial": lambda setup, workers: Serial(setup),
+    "processes": lambda setup, options, states: Processes(setup, options.workers, options.start, states),
+    "serial": lambda setup, options, states: Serial(setup, states),
 }
 
 

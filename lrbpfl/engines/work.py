@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from lrbpfl.core.modes import seeded
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce
 from lrbpfl.rng import Address, generator, numpy_generator
+from lrbpfl.states import States
 from lrbpfl.trees import Tree
 
 
@@ -48,6 +50,7 @@ class Setup(NamedTuple):
     paces: tuple[float, ...] = ()  # of the task in each round; 1 in rounds beyond them
     classes: tuple[int | str, ...] | None = None  # (num_classes,) labels as their owners write them; None: 0, 1, ...
     features: tuple[str, ...] | None = None  # the names of the columns that inputs were, if they came from tables
+    data: str = ""  # a hash of the data that clients hold parts of; empty: nobody asked for one
 
     @property
     def training(self) -> range:
@@ -221,6 +224,11 @@ def evaluate_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) ->
 def fresh_state(setup: Setup, k: int) -> Tree:
     """The state of client k before it ever took part."""
     return setup.algorithm.init_client(setup.task, generator(setup.seed, "client", k))
+
+
+def kept(setup: Setup, states: States, k: int) -> Tree:
+    """The state of client k."""
+    return states.get(k, partial(fresh_state, setup, k))
 
 
 def own_part(personal: Tree, message: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -17,14 +17,16 @@ from lrbpfl.data import Dataset, Scaling, Split, corrupt, load, remarks, scaling
 from lrbpfl.data.partition import Indices
 from lrbpfl.engines import registry as engines
 from lrbpfl.engines.loop import Engine
-from lrbpfl.engines.processes import Processes
+from lrbpfl.engines.options import Options
 from lrbpfl.engines.work import ClientData, Setup, check_setup
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import promises
 from lrbpfl.experiments.config import OWN, Config
 from lrbpfl.experiments.deal import Group, NewKind, deal_groups, is_natural, settled, shift_group
+from lrbpfl.experiments.provenance import digest
 from lrbpfl.experiments.sections import COHORT, DataSection, FederationSection
 from lrbpfl.models import MODELS
+from lrbpfl.states import States
 
 
 class Built(NamedTuple):
@@ -108,6 +110,7 @@ def _setup(config: Config, dataset: Dataset, groups: list[Group], progress: bool
         paces=_paces(config.federation),
         classes=_classes(dataset),
         features=dataset.feature_names,
+        data=digest(dataset),
     )
     check_setup(setup)
     return setup
@@ -123,13 +126,10 @@ def _paces(config: FederationSection) -> tuple[float, ...]:
     return tuple(pace(config.schedule, t, config.rounds) for t in range(config.rounds))
 
 
-def build_engine(config: Config, setup: Setup) -> Engine:
-    """The engine the configuration asks for."""
-    workers = config.engine.workers or cores()
-    make = engines.find(config.engine.kind)
-    if make is Processes:
-        return Processes(setup, workers, config.engine.start)
-    return make(setup, workers)
+def build_engine(config: Config, setup: Setup, states: States) -> Engine:
+    """The engine the configuration asks for, over what clients keep."""
+    asked = config.engine
+    return engines.find(asked.kind)(setup, Options(workers=asked.workers or cores(), start=asked.start), states)
 
 
 def cores() -> int:

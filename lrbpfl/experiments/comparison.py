@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from lrbpfl.algorithms.protocol import wishes_of
-from lrbpfl.disk import write_file
+from lrbpfl.disk import locked, write_file
 from lrbpfl.engines.work import check_setup
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.build import Built, build
 from lrbpfl.experiments.config import Config, make_algorithm, parse, unknown
-from lrbpfl.experiments.runner import Progress, resume, start
+from lrbpfl.experiments.provenance import versions
+from lrbpfl.experiments.runner import Progress, read_summary, resume, start
 from lrbpfl.experiments.sections import DataSection
-from lrbpfl.experiments.store import create_directory, read_tables, versions
+from lrbpfl.experiments.store import claimed, read_tables, refuse_existing, write_tables
 
 
 def plan(tables: Mapping[str, Any], names: Sequence[str]) -> dict[str, Config]:
@@ -49,14 +50,16 @@ def compare(
     tell: Callable[[str], None] = lambda remark: None,
 ) -> dict[str, Any]:
     """A new comparison; its summary. What is worth saying about the data is told before it begins."""
+    refuse_existing(path)
     built = _built(configs, loading=loading)
-    create_directory(path, _tables({name: of_one.config for name, of_one in built.items()}))
-    for remark in next(iter(built.values())).remarks:  # the data are everybody's
-        tell(remark)
-    summary: dict[str, Any] = {}
-    for name, (config, setup, _) in built.items():
-        summary |= start(config, _folder(path, name), setup, progress(name, config))
-    return _finish(path, summary)
+    with claimed(path):
+        write_tables(path, _tables({name: of_one.config for name, of_one in built.items()}))
+        for remark in next(iter(built.values())).remarks:  # the data are everybody's
+            tell(remark)
+        summary: dict[str, Any] = {}
+        for name, (config, setup, _) in built.items():
+            summary |= start(config, _folder(path, name), setup, progress(name, config))
+        return _finish(path, summary)
 
 
 def _built(configs: Mapping[str, Config], *, loading: bool) -> dict[str, Built]:
@@ -85,21 +88,24 @@ def parts(path: Path) -> dict[str, Path]:
 
 
 def resume_comparison(
-    path: Path, progress: Callable[[str, Config], Progress], *, loading: bool = False
+    path: Path, progress: Callable[[str, Config], Progress], *, loading: bool = False, any_version: bool = False
 ) -> dict[str, Any]:
     """Go on with a comparison that was cut off: finished runs stay, the others are finished or begun."""
     tables = read_tables(path)
     names = tables.pop("compare")["algorithms"]
     configs = plan(tables, names)
+    if (path / "summary.json").exists():
+        return read_summary(path)
     summary: dict[str, Any] = {}
-    for name, config in configs.items():
-        folder = _folder(path, name)
-        if folder.exists():
-            summary |= resume(folder, progress(name, config), loading=loading)
-        else:
-            built = build(config, progress=loading)
-            summary |= start(built.config, folder, built.setup, progress(name, config))
-    return _finish(path, summary)
+    with locked(path):
+        for name, config in configs.items():
+            folder = _folder(path, name)
+            if (folder / "config.toml").exists():
+                summary |= resume(folder, progress(name, config), loading=loading, any_version=any_version)
+            else:
+                built = build(config, progress=loading)
+                summary |= start(built.config, folder, built.setup, progress(name, config))
+        return _finish(path, summary)
 
 
 def _folder(path: Path, name: str) -> Path:

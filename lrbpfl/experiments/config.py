@@ -156,11 +156,11 @@ def _cross_check(config: Config) -> None:
         raise BadInput(f"data.new_alpha = {list(data.new_alpha)} names a value twice")
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; those of a run's config.toml without the versions it ran under."""
+def read(path: Path, *, whole: bool = False) -> dict[str, Any]:
+    """The tables of a TOML file; those of a run's config.toml without what it was made with, unless `whole`."""
     try:
         with path.open("rb") as file:
-            return {name: table for name, table in tomllib.load(file).items() if name != "versions"}
+            return {name: table for name, table in tomllib.load(file).items() if whole or name != "versions"}
     except FileNotFoundError:
         raise BadInput(f"there is no configuration file {path}") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -15,7 +15,7 @@ from lrbpfl.engines.serial import Serial
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import config as configuration
 from lrbpfl.experiments.build import build_setup, cores
-from lrbpfl.experiments.store import versions
+from lrbpfl.experiments.provenance import versions
 from lrbpfl.metrics import summarise
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from lrbpfl import trees
+from lrbpfl import documents, trees
 from lrbpfl.data import Scaling
 from lrbpfl.disk import write_file
 from lrbpfl.engines.loop import Round
@@ -18,7 +18,6 @@ from lrbpfl.experiments.config import Config, read_name
 from lrbpfl.experiments.deal import NewKind
 from lrbpfl.experiments.store import Run
 from lrbpfl.metrics import Predictions
-from lrbpfl.personal import files
 from lrbpfl.personal.model import shared_name
 from lrbpfl.personal.pack import Parts, Told, personal_document, shared_document
 
@@ -59,7 +58,7 @@ def save_results(
         write_file(run.path / "predictions.safetensors", save(_stacked(results, alphas)), private=True)
     name, standardise = read_name(config.algorithm_name).name, config.data.standardise
     shared = shared_document(setup, name, round.server, standardise)
-    files.write(run.path / shared_name(shared), shared)
+    documents.write(run.path / shared_name(shared), shared)
     for k, result in results.items():
         told = Told(
             client=setup.clients[k].name,
@@ -73,7 +72,7 @@ def save_results(
             scaling=Scaling(*scaled) if (scaled := setup.clients[k].scaling) else None,
         )
         own = personal_document(shared, Parts(result.personal, result.shared), message_of(setup, round, k), told)
-        files.write(run.personal_file(k), own)
+        documents.write(run.personal_file(k), own)
 
 
 def _stacked(results: Mapping[int, Evaluated], alphas: Mapping[int, NewKind]) -> dict[str, torch.Tensor]:

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lrbpfl import trees
-from lrbpfl.disk import write_file
+from lrbpfl.disk import locked, write_file
 from lrbpfl.engines.loop import Observer, Round, federate
-from lrbpfl.engines.work import Evaluated, Setup, fresh_state, granted
+from lrbpfl.engines.work import Evaluated, Setup, granted
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments import promises
+from lrbpfl.experiments import promises, provenance
 from lrbpfl.experiments.build import alphas_of_new, build, build_engine, cohort_of
 from lrbpfl.experiments.config import Config
 from lrbpfl.experiments.deal import NewKind
 from lrbpfl.experiments.promises import NO_PROMISE, SETS, Promises
 from lrbpfl.experiments.results import message_of, save_results
-from lrbpfl.experiments.store import Run, fingerprint
+from lrbpfl.experiments.store import Run, claimed, fingerprint, read_origin, refuse_existing
 from lrbpfl.metrics import scores, summarise, tempering
 from lrbpfl.rng import generator
 
@@ -34,27 +34,33 @@ class Progress(NamedTuple):
     opened: Callable[[Run, Config], None] = lambda run, config: None  # its record holds the rounds done already
     client: Observer = lambda what, t, k, of: None
     round: Callable[[Round, Mapping[str, float]], None] = lambda round, pooled: None  # pooled scores, if judged
+    tell: Callable[[str], None] = lambda sentence: None  # what is worth knowing, and stops nothing
 
 
 def start(config: Config, path: Path, setup: Setup, progress: Progress) -> dict[str, Any]:
     """A new run; its summary."""
-    return _go(Run.create(path, config), config, setup, progress)
+    refuse_existing(path)
+    with claimed(path):
+        return _go(Run.create(path, config, _made_with(setup)), config, setup, progress)
 
 
-def resume(path: Path, progress: Progress, *, loading: bool = False) -> dict[str, Any]:
+def resume(path: Path, progress: Progress, *, loading: bool = False, any_version: bool = False) -> dict[str, Any]:
     """Go on with a run that was cut off, to the bits it would have had; a finished one only tells its summary."""
     run, config = Run.open(path)
     if (path / "summary.json").exists():
         progress.opened(run, config)
         return read_summary(path)
-    return _go(run, config, build(config, progress=loading).setup, progress)
+    with locked(path):
+        setup = build(config, progress=loading).setup
+        _check_origin(path, setup, progress, any_version=any_version)
+        return _go(run, config, setup, progress)
 
 
-def proceed(path: Path, config: Config, setup: Setup, progress: Progress) -> dict[str, Any]:
+def proceed(
+    path: Path, config: Config, setup: Setup, progress: Progress, *, any_version: bool = False
+) -> dict[str, Any]:
     """A run of data that no configuration can load: a new one, or on with what is there if that is the same run."""
-    if path.is_dir() and not any(path.iterdir()):
-        path.rmdir()  # somebody made room
-    if not path.exists():
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return start(config, path, setup, progress)
     run, found = Run.open(path)
     if fingerprint(found) != fingerprint(config):
@@ -62,7 +68,22 @@ def proceed(path: Path, config: Config, setup: Setup, progress: Progress) -> dic
             f"{path} holds another run: its data, model, starting weights, fields, rounds or seed "
             "differ; name another directory"
         )
-    return read_summary(path) if (path / "summary.json").exists() else _go(run, config, setup, progress)
+    if (path / "summary.json").exists():
+        return read_summary(path)
+    with locked(path):
+        _check_origin(path, setup, progress, any_version=any_version)
+        return _go(run, config, setup, progress)
+
+
+def _made_with(setup: Setup) -> dict[str, str]:
+    """What, beside versions, may change a number and is in no configuration: the data's content, and the device."""
+    return {"device": setup.device, **({"data": setup.data} if setup.data else {})}
+
+
+def _check_origin(path: Path, setup: Setup, progress: Progress, *, any_version: bool) -> None:
+    now = {**provenance.versions(), **_made_with(setup)}
+    if told := provenance.check(path, read_origin(path), now, any_version=any_version):
+        progress.tell(told)
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -74,18 +95,15 @@ def read_summary(path: Path) -> dict[str, Any]:
 def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str, Any]:
     setup = granted(setup)
     algorithm, task, _, seed, *_ = setup
-    template = algorithm.init_server(task, generator(seed, "server"))
-    checkpoint = run.load_checkpoint(config, template, {k: fresh_state(setup, k) for k in setup.training})
+    checkpoint = run.load(config, algorithm.init_server(task, generator(seed, "server")), progress.tell)
     alphas = alphas_of_new(config.data, len(setup.training))
-    run.rewind(checkpoint)
     progress.opened(run, config)
-    engine = build_engine(config, setup)
-    if checkpoint:
-        engine.states.update(checkpoint.states)
+    engine = build_engine(config, setup, run.states)
+    every, rounds = config.engine.checkpoint_every, config.federation.rounds
     try:
         for round in federate(
             engine,
-            rounds=config.federation.rounds,
+            rounds=rounds,
             cohort=cohort_of(config.federation, len(setup.training)),
             evaluate_every=config.federation.evaluate_every,
             start=(checkpoint.rounds, checkpoint.server) if checkpoint else None,
@@ -95,9 +113,11 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
             round = _tempered(round, temperatures)
             promised = promises.fit(config.federation.coverage, config.federation.confidence, round)
             per_client, pooled, pooled_new = _record(run, config, round, temperatures, promised, alphas)
-            if round.t + 1 == config.federation.rounds:
+            last = round.t + 1 == rounds
+            if last:
                 save_results(run, config, setup, round, per_client, temperatures, alphas)
-            run.save_checkpoint(config, round.t + 1, round.server, {k: engine.states[k] for k in round.accepted})
+            if last or (round.t + 1) % every == 0:
+                run.save(config, round.t + 1, round.server)
             progress.round(round, pooled)
     finally:
         engine.close()
@@ -150,7 +170,7 @@ def _record(
     heat = {k: {"temperature": temperature} for k, temperature in temperatures.items()}
     told = {k: {**s, **heat.get(k, {}), **promised.scores.get(k, {})} for k, s in per_client.items()}
     refused = promised.refused if round.t + 1 == config.federation.rounds else {}  # the same in every round
-    run.record(_lines(round, told, refused, pooled, alphas))
+    run.record.append(_lines(round, told, refused, pooled, alphas))
     return told, pooled, {alpha: pool(alpha) for alpha in dict.fromkeys(alphas.values())}
 
 

@@ -110,4 +110,5 @@ class EngineSection(Section):
     kind: str = "processes"  # or serial (all in this process), or what an installed package offers under lrbpfl.engines
     workers: Annotated[int, Field(ge=0)] = 0  # 0: one for each core
     device: str = "cpu"  # where clients compute, in torch's words
+    checkpoint_every: Count = 1  # rounds between moments that a cut run can go on from
     start: Start = "auto"  # of worker processes; auto: fork on Linux where clients run on the CPU, or spawn

@@ -17,9 +17,9 @@ from lrbpfl import trees
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data
+from lrbpfl.documents import Document
 from lrbpfl.engines.work import ClientData, Setup, evaluate_client, fresh_state, granted, keep_memory, one_thread
 from lrbpfl.models import cnn
-from lrbpfl.personal.files import Document
 from lrbpfl.personal.model import PersonalModel
 from lrbpfl.personal.pack import Parts, Told, personal_document, shared_document
 from lrbpfl.rng import generator

@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from lrbpfl import trees
+from lrbpfl import documents, trees
 from lrbpfl.core import gates as gating
+from lrbpfl.documents import Document
 from lrbpfl.errors import BadInput
-from lrbpfl.personal import files
 from lrbpfl.personal.description import message_of
-from lrbpfl.personal.files import Document
-from lrbpfl.personal.model import documents
+from lrbpfl.personal.model import read_documents
 from lrbpfl.personal.signature import checked
 
 GATES, SCALING, CALIBRATION = "own/gates/", "scaling/", "calibration"
@@ -21,7 +20,7 @@ GATES, SCALING, CALIBRATION = "own/gates/", "scaling/", "calibration"
 
 def card(path: str | Path, client: str | None = None) -> dict[str, Any]:
     """Everything that a client's file says of its model, as plain values; None where it does not say."""
-    path, own, shared = documents(path, client)
+    path, own, shared = read_documents(path, client)
     try:
         return _told(path, own, shared)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
@@ -33,19 +32,19 @@ def card(path: str | Path, client: str | None = None) -> dict[str, Any]:
 def _told(path: Path, own: Document, shared: Document | None) -> dict[str, Any]:
     about, judged = own.about, own.about.get("judged")
     scores = _numbers(about.get("scores"))
-    temperature = files.named({"temperature": 1.0, **about}, "temperature", (int, float), str(path))
-    seed, *address = files.named(about, "address", list, str(path))
+    temperature = documents.named({"temperature": 1.0, **about}, "temperature", (int, float), str(path))
+    seed, *address = documents.named(about, "address", list, str(path))
     return {
         "client": str(about.get("client", "")),
-        "algorithm": files.named(about, "algorithm", dict, str(path)),
-        "model": files.named(about, "model", dict, str(path)),
+        "algorithm": documents.named(about, "algorithm", dict, str(path)),
+        "model": documents.named(about, "model", dict, str(path)),
         "inputs": checked(about.get("inputs"), str(path)),
-        "classes": files.named(about, "classes", list, str(path)),
+        "classes": documents.named(about, "classes", list, str(path)),
         "training_examples": about.get("examples"),
         "evaluated": dict(judged) if scores and isinstance(judged, Mapping) else None,
         "scores": scores or None,
         "temperature": None if temperature == 1.0 else temperature,
-        "label_prior": files.named(about, "label_prior", (int, float), str(path)) or None,
+        "label_prior": documents.named(about, "label_prior", (int, float), str(path)) or None,
         "ranks": _ranks(own.tensors) or None,
         "own": _size(own.tensors) | {"file_bytes": path.stat().st_size},
         "shared": _size(_taken(about, shared)) if shared else None,

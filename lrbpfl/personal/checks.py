@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lrbpfl.data.scaling import Scaling
+from lrbpfl.documents import Document
 from lrbpfl.errors import BadInput
-from lrbpfl.personal.files import Document
 from lrbpfl.personal.signature import shape_of
 from lrbpfl.rng import Address
 

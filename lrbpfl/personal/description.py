@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lrbpfl import algorithms
+from lrbpfl import algorithms, documents
 from lrbpfl.algorithms.protocol import Algorithm, Task
+from lrbpfl.documents import Document
 from lrbpfl.errors import BadInput
-from lrbpfl.personal import files, identity
+from lrbpfl.personal import identity
 from lrbpfl.personal.checks import check_fields
-from lrbpfl.personal.files import Document
 from lrbpfl.personal.signature import checked, shape_of
 
 Class = int | str  # a label as its owner writes it
@@ -51,7 +51,7 @@ def features_in(about: Mapping[str, Any]) -> tuple[str, ...] | None:
 def task_of(about: Mapping[str, Any], model: nn.Module | None, where: str) -> Task:
     """The task of a description, as far as a single client needs it."""
     classes, shape = classes_of(about, where), shape_of(checked(about.get("inputs"), where))
-    if files.named(about, "label_prior", (int, float), where) < 0:
+    if documents.named(about, "label_prior", (int, float), where) < 0:
         raise BadInput(f"{where} cannot be used: its label prior is negative")
     return Task(
         model=identity.restored(about.get("model"), len(classes), shape, model, where),

@@ -10,19 +10,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from lrbpfl import trees
+from lrbpfl import documents, trees
 from lrbpfl.core.inputs import length
 from lrbpfl.data.table_files import frame_table, is_frame
 from lrbpfl.data.tables import features_of
+from lrbpfl.documents import Document
 from lrbpfl.engines.work import one_thread
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce, tempering
 from lrbpfl.metrics.conformal import Promise, needed, promise_of, too_few
 from lrbpfl.metrics.predictions import Floats
-from lrbpfl.personal import files
 from lrbpfl.personal.checks import address_of, calibration_of, check_personal, scaling_of, temperature_of
 from lrbpfl.personal.description import Class, algorithm_of, classes_of, features_in, message_of, task_of
-from lrbpfl.personal.files import Document
 from lrbpfl.personal.signature import Inputs, as_inputs, checked, example
 from lrbpfl.rng import generator
 
@@ -142,8 +141,8 @@ class PersonalModel:
         if half:
             own = own._replace(tensors={name: _halved(name, leaf) for name, leaf in own.tensors.items()})
         if self._shared and own.about["shared"] and not (target := path.parent / shared_name(self._shared)).exists():
-            files.write(target, self._shared)
-        files.write(path, own)
+            documents.write(target, self._shared)
+        documents.write(path, own)
         return path
 
     def __repr__(self) -> str:
@@ -200,18 +199,18 @@ def load(path: str | Path, *, client: str | int | None = None, model: nn.Module 
 
     A model of your own has to be given; the package's own are made by name.
     """
-    path, own, shared = documents(path, client)
+    path, own, shared = read_documents(path, client)
     return PersonalModel(own, shared, model, str(path))
 
 
-def documents(path: str | Path, client: str | int | None = None) -> tuple[Path, Document, Document | None]:
+def read_documents(path: str | Path, client: str | int | None = None) -> tuple[Path, Document, Document | None]:
     """A client's file, by itself or by the client's name in a run, what it holds, and what it shares with others."""
     path = Path(path)
     if path.is_dir():
         path = _of_client(path, client)
     elif client is not None:
         raise BadInput(f"{path} is no run directory, so it has no client {client!r}: give the file alone")
-    own = files.read(path, "personal")
+    own = documents.read(path, "personal")
     return path, own, shared_of(own, path)
 
 
@@ -230,7 +229,7 @@ def shared_of(own: Document, path: Path, known: Mapping[str, Document] | None = 
     name = f"W-{digest[:16]}.safetensors"
     for folder in (path.parent, path.parent.parent.parent):  # beside it, or where the run keeps it
         if (folder / name).is_file():
-            shared = files.read(folder / name, "shared")
+            shared = documents.read(folder / name, "shared")
             if shared.digest != digest:
                 raise BadInput(f"{folder / name} is not the shared network that {path} belongs to")
             return shared

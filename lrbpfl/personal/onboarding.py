@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lrbpfl import trees
+from lrbpfl import documents, trees
 from lrbpfl.algorithms.protocol import Algorithm, Task
 from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import length, take
@@ -20,13 +20,12 @@ from lrbpfl.data.scaling import Scaling, fit
 from lrbpfl.data.splits import split
 from lrbpfl.data.table_files import frame_table, is_frame
 from lrbpfl.data.tables import features_of
+from lrbpfl.documents import Document
 from lrbpfl.engines.work import dropout_seeded, one_thread, own_part
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import scores
-from lrbpfl.personal import files
 from lrbpfl.personal.checks import check_numbers, scaling_of
 from lrbpfl.personal.description import algorithm_of, classes_of, features_in, message_of, task_of
-from lrbpfl.personal.files import Document
 from lrbpfl.personal.model import PersonalModel
 from lrbpfl.personal.pack import Parts, Told, personal_document
 from lrbpfl.personal.signature import as_inputs, checked
@@ -51,7 +50,7 @@ def find_shared(path: str | Path) -> Path:
 def onboard(path: str | Path, x: Any, y: Any, **how: Any) -> PersonalModel:
     """The model of a new client, from a finished run or its shared file; for `how` see `newcomer`."""
     file = find_shared(path)
-    return newcomer(files.read(file, "shared"), x, y, where=str(file), **how)
+    return newcomer(documents.read(file, "shared"), x, y, where=str(file), **how)
 
 
 def newcomer(

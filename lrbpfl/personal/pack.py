@@ -11,12 +11,12 @@ from torch import Tensor
 
 from lrbpfl import algorithms, trees
 from lrbpfl.data.scaling import Scaling
+from lrbpfl.documents import FORMAT, Document
 from lrbpfl.engines.work import Setup
 from lrbpfl.metrics import Predictions, interval
 from lrbpfl.metrics.conformal import label_scores
 from lrbpfl.personal import identity
 from lrbpfl.personal.description import message_of
-from lrbpfl.personal.files import FORMAT, Document
 from lrbpfl.personal.signature import shape_of, signature
 from lrbpfl.rng import Address, numpy_generator
 from lrbpfl.trees import Tree

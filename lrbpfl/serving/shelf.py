@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lrbpfl import documents
+from lrbpfl.documents import Document
 from lrbpfl.errors import BadInput
-from lrbpfl.personal import files
-from lrbpfl.personal.files import Document
 from lrbpfl.personal.model import PersonalModel, shared_of
 from lrbpfl.personal.signature import example
 from lrbpfl.serving.batching import Asked, samples
@@ -90,7 +90,7 @@ def _of_folder(folder: Path) -> list[Path]:
 def _read(paths: Iterable[Path]) -> Iterator[Found]:
     known: dict[str, Document] = {}
     for path in paths:
-        own = files.read(path, "personal")
+        own = documents.read(path, "personal")
         shared = shared_of(own, path, known)
         if shared is not None:
             known[own.about["shared"]] = shared

@@ -16,6 +16,7 @@ from lrbpfl.engines.loop import federate
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
 from lrbpfl.rng import generator
+from lrbpfl.states import Memory
 from lrbpfl.testing.case import Case, arguments, call, make_case, probabilities, served, structure
 from lrbpfl.testing.engines import same_rounds
 from lrbpfl.testing.form import FORM, expect
@@ -195,7 +196,8 @@ def robust(case: Case) -> None:
 def portable(case: Case) -> None:
     """Clients in worker processes give the bits of clients in this process."""
     setup = make_setup(case.algorithm, case.toy)
-    alone, pooled = Serial(setup), Processes(setup, 2)
+    here, there = Memory(), Memory()
+    alone, pooled = Serial(setup, here), Processes(setup, 2, states=there)
     expected = list(federate(alone, rounds=2, cohort=3))
     failed = {**expected[0].failures, **expected[-1].failures}
     failed |= {k: e.failure for k, e in expected[-1].evaluations.items() if e.failure}
@@ -204,7 +206,7 @@ def portable(case: Case) -> None:
         found = list(federate(pooled, rounds=2, cohort=3))
     told = f"{case.name} gives other bits in worker processes than in one process"
     expect(same_rounds(found, expected), told)
-    expect(trees.equal(pooled.states, alone.states), f"{told}: in what clients keep")
+    expect(trees.equal(there.kept, here.kept), f"{told}: in what clients keep")
 
 
 CONTRACTS: tuple[Check, ...] = (

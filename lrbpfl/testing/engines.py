@@ -18,6 +18,7 @@ from lrbpfl.engines.loop import Engine, Evaluation, Round, federate
 from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.slots import to_tensors
 from lrbpfl.engines.work import Setup
+from lrbpfl.states import Memory, States
 from lrbpfl.testing.form import expect
 from lrbpfl.testing.toy import make_setup, make_toy
 from lrbpfl.trees import Tree
@@ -92,8 +93,14 @@ def frail_setup(algorithm: Frail) -> Setup:
     return make_setup(algorithm, toy._replace(task=toy.task._replace(num_clients=3)))
 
 
-def check_engine(make: Callable[[Setup], Engine]) -> None:
-    """Run a few small federations; AssertionError says in a sentence which promise is broken."""
+Make = Callable[[Setup, States], Engine]
+
+
+def check_engine(make: Make) -> None:
+    """Run a few small federations; AssertionError says in a sentence which promise is broken.
+
+    `make` is given a setup and the store of what clients keep.
+    """
     with _blamed():
         _order(make)
         _same_bits(make)
@@ -110,17 +117,17 @@ def _blamed() -> Iterator[None]:
         raise AssertionError(f"the engine fails in a small run: {type(error).__name__}: {error}") from error
 
 
-def _run(engine: Engine) -> tuple[list[Round], dict[int, Tree]]:
-    with closing(engine):
-        rounds = list(federate(engine, rounds=3, cohort=2, evaluate_every=2))
-        return rounds, dict(engine.states)
+def _run(make: Make, setup: Setup) -> tuple[list[Round], dict[int, Tree]]:
+    states = Memory()
+    with closing(make(setup, states)) as engine:
+        return list(federate(engine, rounds=3, cohort=2, evaluate_every=2)), states.kept
 
 
-def _same_bits(make: Callable[[Setup], Engine]) -> None:
+def _same_bits(make: Make) -> None:
     """What servers, clients and evaluations come to is what they come to in the serial engine."""
     setup = frail_setup(Frail())
-    expected, states = _run(Serial(setup))
-    found, states_too = _run(make(setup))
+    expected, states = _run(Serial, setup)
+    found, states_too = _run(make, setup)
     for round, other in zip(found, expected, strict=True):
         expect(trees.equal(round.server, other.server), f"the server after round {other.t} is not the serial engine's")
         told = f"the evaluations after round {other.t} are not the serial engine's"
@@ -130,28 +137,28 @@ def _same_bits(make: Callable[[Setup], Engine]) -> None:
     expect(trees.equal(states_too, states), "what clients keep is not what they keep in the serial engine")
 
 
-def _order(make: Callable[[Setup], Engine]) -> None:
+def _order(make: Make) -> None:
     """Replies and evaluations come in the order of the messages, and a state is kept once it is accepted."""
-    setup = frail_setup(Frail())
-    with closing(make(setup)) as engine:
+    setup, states = frail_setup(Frail()), Memory()
+    with closing(make(setup, states)) as engine:
         message = setup.algorithm.init_server(engine.setup.task, torch.Generator().manual_seed(0))
         messages = dict.fromkeys((2, 0, 1), message)
         ids = [reply.client_id for reply in engine.update(messages, 0)]
         expect(ids == list(messages), f"replies come from the clients {ids}, messages went to {list(messages)}")
-        expect(not engine.states, "a state is kept of a client whose upload nobody accepted")
+        expect(not states.kept, "a state is kept of a client whose upload nobody accepted")
         engine.accept(0)
-        kept = list(engine.states)
+        kept = list(states.kept)
         expect(kept == [0], f"when client 0's upload is accepted, states are kept of the clients {kept}")
         ids = [evaluation.client_id for evaluation in engine.evaluate(messages, 0)]
         expect(ids == list(messages), f"evaluations come from the clients {ids}, messages went to {list(messages)}")
 
 
-def _failures(make: Callable[[Setup], Engine]) -> None:
+def _failures(make: Make) -> None:
     """A client that raises, or whose upload is refused, is skipped; the others are not."""
     for way in ("raise", "nan"):
         setup = frail_setup(Frail(update=way, prediction="raise"))
-        expected, states = _run(Serial(setup))
-        found, states_too = _run(make(setup))
+        expected, states = _run(Serial, setup)
+        found, states_too = _run(make, setup)
         for round, other in zip(found, expected, strict=True):
             told = f"with a client whose update ends in {way!r}, round {other.t}"
             fine = round.failures.keys() == other.failures.keys()

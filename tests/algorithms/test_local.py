@@ -21,7 +21,7 @@ from lrbpfl.engines.work import Setup, fresh_state
 from lrbpfl.rng import generator
 from tests.algorithms.hand import accuracy, play, predict, start
 from tests.conftest import Toy, blobs
-from tests.engines.fakes import noise
+from tests.engines.fakes import kept, noise
 
 
 def sgd(task: Task, W: Params, data: Data, steps: int, lr: float, *path: str | int) -> Params:
@@ -139,7 +139,7 @@ def test_nothing_travels_and_everybody_is_judged(workers: int) -> None:
         assert round.bytes_up == round.bytes_down == 0
         assert round.accepted == round.cohort and not round.failures and round.server is None
     called = {k for round in rounds for k in round.cohort}
-    assert engine.states.keys() == called != set(range(4))
+    assert kept(engine).keys() == called != set(range(4))
     evaluations = rounds[-1].evaluations
     assert list(evaluations) == [0, 1, 2, 3]
     assert all(evaluation.result and not evaluation.result.shared for evaluation in evaluations.values())
@@ -148,11 +148,11 @@ def test_nothing_travels_and_everybody_is_judged(workers: int) -> None:
 def test_a_client_that_diverges_keeps_its_last_good_network() -> None:
     engine = Serial(small(Local(lr=1e30)))
     good = {k: fresh_state(engine.setup, k) for k in range(4)}
-    engine.states.update(good)
+    kept(engine).update(good)
     (round,) = federate(engine, rounds=2, cohort=3, start=(1, None))
     assert not round.accepted and round.failures.keys() == set(round.cohort)
     assert all("diverged" in reason and "not finite" in reason for reason in round.failures.values())
-    assert trees.equal(engine.states, good)
+    assert trees.equal(kept(engine), good)
 
 
 def test_every_update_is_consumed_though_nothing_is_in_it(toy: Toy) -> None:

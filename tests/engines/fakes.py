@@ -15,10 +15,18 @@ from torch import Generator, Tensor, nn
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
 from lrbpfl.core.descent import Data
+from lrbpfl.engines.loop import Engine
 from lrbpfl.engines.work import ClientData, Setup
 from lrbpfl.rng import generator
+from lrbpfl.states import Memory
 from lrbpfl.testing.engines import same_rounds as same_rounds
 from lrbpfl.trees import Tree
+
+
+def kept(engine: Engine) -> dict[int, Tree]:
+    """What clients keep, in an engine that keeps it in memory."""
+    assert isinstance(engine.states, Memory)
+    return engine.states.kept
 
 
 def calls(marker: Path) -> int:

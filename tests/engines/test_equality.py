@@ -17,12 +17,12 @@ from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import Setup
 from lrbpfl.models import cnn
 from lrbpfl.trees import Tree
-from tests.engines.fakes import Hoarder, Scripted, line, noise, same_rounds
+from tests.engines.fakes import Hoarder, Scripted, kept, line, noise, same_rounds
 
 
 def run(engine: Engine, rounds: int = 3, cohort: int = 3) -> tuple[list[Round], dict[int, Tree]]:
     with closing(engine):
-        return list(federate(engine, rounds=rounds, cohort=cohort)), engine.states
+        return list(federate(engine, rounds=rounds, cohort=cohort)), kept(engine)
 
 
 def small(name: str, clients: int = 4) -> Setup:

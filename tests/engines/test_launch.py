@@ -61,7 +61,7 @@ engine = Processes(setup, workers=2, start=sys.argv[1])
 for round in federate(engine, rounds=2, cohort=2):
     print(round.t, round.accepted, round.failures)
 print(sorted(k for k, e in round.evaluations.items() if e.result), __file__ is not None)
-print([int(kept.rounds) for kept in engine.states.values() if isinstance(kept, Kept)])
+print([int(kept.rounds) for kept in engine.states.kept.values() if isinstance(kept, Kept)])
 engine.close()
 """
 

@@ -22,7 +22,7 @@ from lrbpfl.engines.work import Setup, evaluate_client, fresh_state, update_clie
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
-from tests.engines.fakes import Scripted, line, same_rounds
+from tests.engines.fakes import Scripted, kept, line, same_rounds
 
 SEED = 3
 
@@ -72,7 +72,7 @@ def test_new_clients_are_in_no_cohort_and_judged_once() -> None:
     rounds = list(federate(engine, rounds=8, cohort=2, evaluate_every=1))
     assert {k for round in rounds for k in round.cohort} == {0, 1, 2}
     assert [list(round.evaluations) for round in rounds] == 7 * [[0, 1, 2]] + [[0, 1, 2, 3, 4]]
-    assert engine.states.keys() == {0, 1, 2}
+    assert kept(engine).keys() == {0, 1, 2}
 
 
 def test_a_new_client_is_judged_as_one_that_never_took_part() -> None:
@@ -169,7 +169,7 @@ def test_a_bad_upload_never_enters_the_mean(script: str, workers: int, culprit: 
     good = [k for k in range(4) if k != culprit]
     assert trees.equal(only.server, mean_of(line(Scripted()), first_server(setup), good))
     assert only.cohort == [0, 1, 2, 3]
-    assert only.accepted == good == list(only.infos) == sorted(engine.states)
+    assert only.accepted == good == list(only.infos) == sorted(kept(engine))
     assert list(only.failures) == [culprit]
     assert re.search(FAULTS[script], only.failures[culprit])
     assert "\n" not in only.failures[culprit]
@@ -180,11 +180,11 @@ def test_a_client_that_was_refused_keeps_the_state_it_had(tmp_path: Path) -> Non
     engine = Serial(setup)
     rounds = federate(engine, rounds=2, cohort=4)
     assert not next(rounds).failures
-    kept = engine.states[1]
+    before = kept(engine)[1]
     assert list(next(rounds).failures) == [1]
-    assert engine.states[1] is kept
-    assert kept["seen"][0] == 1
-    assert engine.states[0]["seen"][0] == 2
+    assert kept(engine)[1] is before
+    assert before["seen"][0] == 1
+    assert kept(engine)[0]["seen"][0] == 2
 
 
 @pytest.mark.parametrize(("script", "t"), [("nan", 0), ("raise", 1)])
@@ -194,7 +194,7 @@ def test_a_round_without_any_upload_leaves_the_server_as_it_is(script: str, t: i
     rounds = list(federate(engine, rounds=t + 2, cohort=2, start=(t, first_server(setup))))
     assert all(trees.equal(round.server, first_server(setup)) for round in rounds)
     assert all(round.accepted == [] and list(round.failures) == round.cohort for round in rounds)
-    assert engine.states == {}
+    assert kept(engine) == {}
     assert len(rounds[-1].evaluations) == 4
 
 
@@ -262,7 +262,7 @@ def test_a_run_goes_on_from_a_round_as_if_it_had_never_stopped() -> None:
     rounds = federate(engine, rounds=5, cohort=2, evaluate_every=2)
     first = [next(rounds), next(rounds), next(rounds)]
     other = Serial(setup)
-    other.states.update(engine.states)
+    kept(other).update(kept(engine))
     rest = list(federate(other, rounds=5, cohort=2, evaluate_every=2, start=(3, first[-1].server)))
     assert same_rounds(first + rest, whole)
 

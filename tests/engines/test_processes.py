@@ -17,7 +17,7 @@ from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import Setup
 from lrbpfl.errors import BadInput
 from lrbpfl.trees import Tree
-from tests.engines.fakes import Hoarder, Scripted, calls, line, same_rounds
+from tests.engines.fakes import Hoarder, Scripted, calls, kept, line, same_rounds
 
 DEATH = "its worker died (exit code -9)"
 
@@ -136,7 +136,7 @@ def test_a_closed_engine_can_be_used_again() -> None:
     engine = Processes(line(Scripted()), 2)
     first = list(federate(engine, rounds=1, cohort=4))
     engine.close()
-    engine.states.clear()
+    kept(engine).clear()
     assert same_rounds(list(federate(engine, rounds=1, cohort=4)), first)
     engine.close()
     assert multiprocessing.active_children() == []
@@ -219,7 +219,7 @@ def test_states_pass_through_the_pipe_bit_for_bit() -> None:
     with closing(Processes(line(Hoarder(), clients=1), 1)) as engine:
         (reply,) = engine.update({0: {"a": strange, "b": torch.zeros(5)}}, 0)
         engine.accept(0)
-        assert trees.equal(engine.states[0]["a"], strange)
+        assert trees.equal(kept(engine)[0]["a"], strange)
         (evaluation,) = engine.evaluate({0: {"a": torch.zeros(5), "b": torch.zeros(5)}}, 0)
     assert evaluation.result is not None
     assert trees.equal(evaluation.result.personal["old/a"], strange)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from lrbpfl import documents, trees
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import Config, parse
@@ -77,8 +78,10 @@ def contents(path: Path) -> dict[str, Any]:
         name: {key: value for key, value in table.items() if key != "seconds"}
         for name, table in json.loads(found["summary.json"]).items()
     }
-    for name in [name for name in found if name.endswith("checkpoint.json")]:
-        found[name] = {k: v for k, v in json.loads(found[name]).items() if k != "metrics_bytes"}
+    for name in [name for name in found if name.endswith("server.safetensors")]:
+        about, tensors = documents.read(path / name, "checkpoint")
+        kept = {key: value for key, value in about.items() if key != "record"}  # a mark of how long rounds took
+        found[name] = kept, {key: trees.raw(leaf) for key, leaf in tensors.items()}
     return found
 
 

@@ -17,6 +17,7 @@ from lrbpfl.experiments.build import alphas_of_new, build, build_engine, build_s
 from lrbpfl.experiments.config import parse
 from lrbpfl.experiments.deal import deal_groups
 from lrbpfl.rng import numpy_generator
+from lrbpfl.states import Memory
 from tests.experiments.conftest import NAMES, Configure
 
 
@@ -99,9 +100,9 @@ def test_every_round_has_the_pace_of_the_schedule(configure: Configure) -> None:
 
 def test_the_engine_is_the_one_asked_for(configure: Configure) -> None:
     setup = build_setup(configure())
-    assert isinstance(build_engine(configure(), setup), Serial)
-    three = build_engine(configure(engine={"kind": "processes", "workers": 3}), setup)
-    every = build_engine(configure(engine={"kind": "processes"}), setup)
+    assert isinstance(build_engine(configure(), setup, Memory()), Serial)
+    three = build_engine(configure(engine={"kind": "processes", "workers": 3}), setup, Memory())
+    every = build_engine(configure(engine={"kind": "processes"}), setup, Memory())
     assert isinstance(three, Processes) and three._size == 3
     assert isinstance(every, Processes) and every._size == len(os.sched_getaffinity(0))
 

@@ -95,7 +95,9 @@ def test_a_run_may_be_cut_before_any_change_to_its_files(
     path = tmp_path / "cut"
 
     def work() -> object:
-        return resume(path, Progress()) if path.exists() else start(config, path, federation, Progress())
+        return (
+            resume(path, Progress()) if (path / "config.toml").exists() else start(config, path, federation, Progress())
+        )
 
     cuts = 0
     while not REAPER.survives(tmp_path, cuts, work):
@@ -123,7 +125,7 @@ def digits(name: str, rounds: int = 8) -> Config:
 
 def go_on(config: Config, path: Path, progress: Progress) -> None:
     """Start the run, or resume it if it is there."""
-    if path.exists():
+    if (path / "config.toml").exists():
         resume(path, progress)
     else:
         start(config, path, build_setup(config), progress)

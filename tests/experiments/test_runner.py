@@ -1,6 +1,5 @@
 """A run writes what it promises."""
 
-import json
 import shutil
 import statistics
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Generator, Tensor
 
-from lrbpfl import trees
+from lrbpfl import documents, trees
 from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.algorithms.plain import Personal
 from lrbpfl.algorithms.protocol import Task
@@ -24,7 +23,7 @@ from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.results import read_class_names, read_client_names
 from lrbpfl.experiments.runner import Progress, read_summary, resume, start
 from lrbpfl.experiments.store import Run
-from lrbpfl.personal import files as documents
+from lrbpfl.journal import Journal
 from lrbpfl.personal.model import load
 from lrbpfl.rng import generator
 from lrbpfl.trees import Tree
@@ -111,12 +110,12 @@ def test_the_personal_files_predict_what_the_run_predicted(finished: Path) -> No
     setup = build_setup(config)
     algorithm, task, clients = setup.algorithm, setup.task, setup.clients
     table = load_file(finished / "predictions.safetensors")
-    checkpoint = json.loads((finished / "checkpoint" / "000004" / "checkpoint.json").read_text())
+    kept = dict(Journal(finished / "clients" / "states.jsonl").read())  # after which round each last kept something
     server = last_server(finished, algorithm.init_server(task, Generator()))
     for k in range(4):
         state = algorithm.init_client(task, Generator())
-        if str(k) in checkpoint["states"]:
-            name = f"state-{checkpoint['states'][str(k)]:06d}.safetensors"
+        if k in kept:
+            name = f"state-{kept[k]:06d}.safetensors"
             state = trees.rebuild(state, load_file(finished / "clients" / f"{k:05d}" / name))
         message = algorithm.broadcast(task, server, k)
         evaluated = evaluate_client(setup, message, state, 3, k)

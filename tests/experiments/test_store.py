@@ -1,4 +1,4 @@
-"""A run's directory: appears whole, keeps bits, forgets what nobody needs, and refuses what is damaged."""
+"""A run's directory: one writer, whole files, checked checkpoints, and nothing inherited from what was undone."""
 
 import json
 import os
@@ -14,16 +14,15 @@ import pytest
 import torch
 
 from lrbpfl import trees
-from lrbpfl.disk import write_file
+from lrbpfl.disk import DiskFault, write_file
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments import store
 from lrbpfl.experiments.config import Config, parse
-from lrbpfl.experiments.store import Checkpoint, Run, create_directory, fingerprint
+from lrbpfl.experiments.store import Checkpoint, Run, claimed, fingerprint
 from tests.experiments.conftest import files
 from tests.experiments.reaper import REAPER
 
 CONFIG = parse({"federation": {"rounds": 9}})
-STATES = {k: {"gates": torch.zeros(3), "deep": (torch.zeros(2), None)} for k in range(5)}
+FORM = {"gates": torch.zeros(3), "deep": (torch.zeros(2), None)}
 SERVER = {"w": torch.zeros(2, 2), "n": torch.zeros(3, dtype=torch.int64)}
 
 
@@ -39,22 +38,37 @@ def entries(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
 
 
+def create(path: Path) -> Run:
+    with claimed(path):
+        return Run.create(path, CONFIG)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    return Run.create(tmp_path / "run", CONFIG)
+    return create(tmp_path / "run")
 
 
 def save(run: Run, t: int, *clients: int, config: Config = CONFIG) -> None:
-    run.save_checkpoint(config, t, server(t), {k: state(t, k) for k in clients})
+    for k in clients:
+        run.states.stage(k, t, state(t, k))
+        run.states.accept(k)
+    run.save(config, t, server(t))
 
 
-def load(run: Run, config: Config = CONFIG) -> Checkpoint | None:
-    return run.load_checkpoint(config, SERVER, STATES)
+def load(run: Run, config: Config = CONFIG, told: list[str] | None = None) -> Checkpoint | None:
+    """As a new process would: nothing in memory."""
+    run.__init__(run.path)  # type: ignore[misc]
+    return run.load(config, SERVER, (told if told is not None else []).append)
+
+
+def rounds_of(run: Run, *clients: int) -> dict[int, int]:
+    """After which round each client's state was kept; 0 if it never took part."""
+    return {k: int(run.states.get(k, lambda: FORM)["deep"][0][0]) for k in clients}
 
 
 def test_a_new_run_holds_its_configuration_and_versions(tmp_path: Path) -> None:
     path = tmp_path / "new" / "parents" / "run"
-    Run.create(path, CONFIG)
+    create(path)
     assert list(files(path)) == [Path("config.toml")]
     assert entries(path.parent) == ["run"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
@@ -64,21 +78,34 @@ def test_a_new_run_holds_its_configuration_and_versions(tmp_path: Path) -> None:
     assert config == CONFIG
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
-def test_what_exists_is_never_written_over(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_what_exists_is_never_written_over(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    make(path)
+    path.mkdir()
+    (path / "mine.txt").touch()
     with pytest.raises(BadInput, match=r"run exists already: name another with --out, or go on with: lrbpfl resume"):
-        Run.create(path, CONFIG)
-    assert entries(tmp_path) == ["run"]
-    assert not path.is_dir() or entries(path) == []
+        create(path)
+    assert entries(path) == ["mine.txt"]
+
+
+def test_an_empty_directory_or_one_that_somebody_died_over_is_as_good_as_none(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / ".config.toml.part").write_bytes(b"half")
+    create(path)
+    assert entries(path) == ["config.toml"]
+
+
+def test_a_directory_has_one_writer(tmp_path: Path) -> None:
+    """Also within a process; between processes: tests/test_disk.py."""
+    with claimed(tmp_path / "run"), pytest.raises(BadInput, match="run is being written by this process already"):
+        create(tmp_path / "run")
 
 
 def refused(path: Path) -> None:
     """The path cannot become a run, which is said in one line."""
-    with pytest.raises(BadInput) as caught:
-        Run.create(path, CONFIG)
-    assert str(caught.value).startswith(f"{path} cannot be created: ")
+    with pytest.raises(DiskFault) as caught:
+        create(path)
+    assert str(caught.value).startswith(f"{path} cannot be ")
     assert "\n" not in str(caught.value)
 
 
@@ -96,8 +123,8 @@ def test_a_place_where_nobody_can_write_is_refused() -> None:
 
 
 def test_a_name_too_long_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    refused(tmp_path / ("x" * 300))
-    refused(tmp_path / ("x" * 252))  # it fits, but not what is written aside
+    with pytest.raises(BadInput, match="cannot be created: File name too long"):
+        create(tmp_path / ("x" * 300))
     assert entries(tmp_path) == []
 
 
@@ -107,15 +134,28 @@ def test_a_link_to_nowhere_is_refused_and_leaves_nothing(tmp_path: Path) -> None
     assert entries(tmp_path) == ["run"]
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, data: bytes) -> None:
-        path.write_bytes(data[:5])
-        raise OSError(28, "No space left on device")
+def full(handle: int) -> None:
+    raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "write_file", full)
-    with pytest.raises(BadInput, match="cannot be created: No space left on device"):
-        create_directory(tmp_path / "run", CONFIG.tables())
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFault, match=r"config\.toml cannot be written: No space left on device"):
+        create(tmp_path / "run")
     assert entries(tmp_path) == []
+
+
+def test_a_disk_that_fills_up_leaves_the_checkpoint_before(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(run, 1, 0)
+    before = list(files(run.path))
+    with monkeypatch.context() as patch, pytest.raises(DiskFault, match="No space left on device"):
+        patch.setattr(os, "fsync", full)
+        save(run, 2, 1)
+    assert not [name for name in map(str, files(run.path)) if ".part" in name]
+    found = load(run)
+    assert found is not None and found.rounds == 1
+    assert rounds_of(run, 0, 1) == {0: 1, 1: 0}
+    assert set(before) <= set(files(run.path))
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -129,8 +169,8 @@ def test_a_directory_without_configuration_is_no_run(there: bool, tmp_path: Path
 
 def test_the_record_grows_by_a_line_each_and_writes_null_for_what_is_no_number(run: Run) -> None:
     assert run.read_record() == []
-    run.record([{"round": 1, "value": nan}, {"round": 1, "value": inf}])
-    run.record([{"round": 2, "value": 0.1, "reason": "ü\n"}, {"round": 2, "value": 3}])
+    run.record.append([{"round": 1, "value": nan}, {"round": 1, "value": inf}])
+    run.record.append([{"round": 2, "value": 0.1, "reason": "ü\n"}, {"round": 2, "value": 3}])
     lines = run.metrics.read_text().splitlines()
     assert [json.loads(line) for line in lines] == run.read_record()
     assert run.read_record() == [
@@ -144,15 +184,14 @@ def test_the_record_grows_by_a_line_each_and_writes_null_for_what_is_no_number(r
 
 def test_a_checkpoint_comes_back_bit_for_bit(run: Run) -> None:
     assert load(run) is None
-    run.record([{"round": 1}])
+    run.record.append([{"round": 1}])
     save(run, 1, 0, 3)
     found = load(run)
-    assert found is not None
-    assert (found.rounds, found.metrics_bytes) == (1, run.metrics.stat().st_size)
+    assert found is not None and found.rounds == 1
     assert trees.equal(found.server, server(1))
-    assert list(found.states) == [0, 3]
-    assert all(trees.equal(found.states[k], state(1, k)) for k in (0, 3))
-    assert found.states[0]["deep"][1] is None
+    assert all(trees.equal(run.states.get(k, lambda: FORM), state(1, k)) for k in (0, 3))
+    assert run.states.get(0, lambda: FORM)["deep"][1] is None
+    assert rounds_of(run, 1) == {1: 0}
 
 
 def test_clients_keep_the_state_of_their_last_round(run: Run) -> None:
@@ -160,24 +199,17 @@ def test_clients_keep_the_state_of_their_last_round(run: Run) -> None:
     save(run, 2, 1, 2)
     save(run, 3)
     found = load(run)
-    assert found is not None
-    assert found.rounds == 3
-    assert {k: int(found.states[k]["deep"][0][0]) for k in found.states} == {0: 1, 1: 2, 2: 2}
+    assert found is not None and found.rounds == 3
+    assert rounds_of(run, 0, 1, 2) == {0: 1, 1: 2, 2: 2}
 
 
 def state_files(run: Run) -> list[str]:
-    return [str(file) for file in files(run.path / "clients")]
+    return [str(file) for file in files(run.path / "clients") if file.name != "states.jsonl"]
 
 
 def test_two_checkpoints_and_the_states_they_need_are_kept(run: Run) -> None:
     save(run, 1, 0, 1)
     save(run, 2, 1, 2)
-    assert state_files(run) == [
-        "00000/state-000001.safetensors",
-        "00001/state-000001.safetensors",
-        "00001/state-000002.safetensors",
-        "00002/state-000002.safetensors",
-    ]
     save(run, 3, 1)
     assert entries(run.path / "checkpoint") == ["000002", "000003"]
     assert state_files(run) == [
@@ -189,14 +221,16 @@ def test_two_checkpoints_and_the_states_they_need_are_kept(run: Run) -> None:
     assert not [name for name in entries(run.path) if name.startswith(".")]
 
 
-def test_the_older_checkpoint_can_still_be_loaded(run: Run) -> None:
-    for t in range(1, 5):
-        save(run, t, 0, t)
-    shutil.rmtree(run.path / "checkpoint" / "000004")
-    found = load(run)
-    assert found is not None
-    assert trees.equal(found.server, server(3))
-    assert {k: int(found.states[k]["deep"][0][0]) for k in found.states} == {0: 3, 1: 1, 2: 2, 3: 3}
+def test_a_checkpoint_costs_what_its_cohort_costs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was kept before: as many files are opened, synced and removed, and the file names nobody."""
+    counts = []
+    for t in range(1, 9):
+        calls: list[int] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", calls.append)
+            save(run, t, *range(3 * t, 3 * t + 3))
+        counts.append((len(calls), (run.path / "checkpoint" / f"{t:06d}" / "server.safetensors").stat().st_size // 64))
+    assert len(set(counts[2:])) == 1
 
 
 def test_the_last_round_is_done_again_because_it_also_writes_results(run: Run) -> None:
@@ -204,9 +238,34 @@ def test_the_last_round_is_done_again_because_it_also_writes_results(run: Run) -
     save(run, 9, 0)
     found = load(run)
     assert found is not None and found.rounds == 8
-    assert trees.equal(found.states[0], state(8, 0))
+    assert rounds_of(run, 0) == {0: 8}
+    assert entries(run.path / "checkpoint") == ["000008"]
     save(run, 9, 0)
     assert entries(run.path / "checkpoint") == ["000008", "000009"]
+
+
+def test_nothing_is_inherited_from_rounds_that_were_undone(run: Run) -> None:
+    """A client that trained in the lost round 3, and fails when that is done again, has what it had after round 1."""
+    save(run, 1, 0)
+    save(run, 2, 1)
+    save(run, 3, 0)
+    shutil.rmtree(run.path / "checkpoint" / "000003")
+    assert load(run) is not None
+    save(run, 3, 1)
+    save(run, 4, 2)
+    load(run)
+    assert rounds_of(run, 0, 1, 2) == {0: 1, 1: 3, 2: 4}
+
+
+def test_a_folder_without_checkpoints_begins_anew_whatever_else_lies_there(run: Run) -> None:
+    save(run, 8, 0)
+    save(run, 9, 0)
+    shutil.rmtree(run.path / "checkpoint" / "000008")
+    assert load(run) is None
+    assert rounds_of(run, 0) == {0: 0}
+    save(run, 1, 1)
+    load(run)
+    assert rounds_of(run, 0, 1) == {0: 0, 1: 1}
 
 
 def test_the_last_checkpoint_done_again_may_be_cut_before_any_change(
@@ -216,53 +275,105 @@ def test_the_last_checkpoint_done_again_may_be_cut_before_any_change(
     cut = True
     cuts = 0
     while cut:
-        run = Run.create(tmp_path / str(cuts), CONFIG)
+        run = create(tmp_path / str(cuts))
         save(run, 7, 0, 1)
         save(run, 8, 0, 2)
-        save(run, 9, 1, 2)
         cut = not REAPER.survives(run.path, cuts, partial(save, run, 9, 1, 2))
         found = load(run)
         assert found is not None and found.rounds == 8
         assert trees.equal(found.server, server(8))
-        assert {k: int(found.states[k]["deep"][0][0]) for k in found.states} == {0: 8, 1: 7, 2: 8}
-        run.rewind(found)
-        assert not [name for name in entries(run.path) if name.startswith(".")]
+        assert rounds_of(run, 0, 1, 2) == {0: 8, 1: 7, 2: 8}
         cuts += 1
     assert cuts > 10
+    save(run, 9, 1, 2)
     assert entries(run.path / "checkpoint") == ["000008", "000009"]
+    assert not [name for name in map(str, files(run.path)) if ".part" in name]
 
 
 def test_tensors_that_share_memory_or_lie_crosswise_are_saved_whole(run: Run) -> None:
     w = torch.arange(6.0).reshape(2, 3)
     twice = {"new": w, "old": w, "part": w[0], "turned": w.T, "one": torch.ones(1).expand(4)}
-    run.save_checkpoint(CONFIG, 1, twice, {0: twice})
-    found = run.load_checkpoint(CONFIG, twice, {0: twice})
+    run.save(CONFIG, 1, twice)
+    found = run.load(CONFIG, twice, print)
     assert found is not None
     assert trees.equal(found.server, twice)
-    assert trees.equal(found.states[0], twice)
 
 
-@pytest.mark.parametrize("name", ["server.safetensors", "checkpoint.json", "state"])
-@pytest.mark.parametrize("damage", ["cut", "empty", "gone", "noise"])
-def test_a_damaged_checkpoint_is_refused_by_name(name: str, damage: str, run: Run) -> None:
+def path_of(run: Run, name: str, t: int) -> Path:
+    if name == "state":
+        return run.path / "clients" / "00000" / f"state-{t:06d}.safetensors"
+    return run.path / "checkpoint" / f"{t:06d}" / "server.safetensors"
+
+
+def flip(data: bytes) -> bytes:
+    """One bit of the last number."""
+    return data[:-3] + bytes([data[-3] ^ 4]) + data[-2:]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[:-9],
+    "empty": lambda data: b"",
+    "noise": lambda data: b"\xff" * len(data),
+    "flipped": flip,
+}
+
+
+@pytest.mark.parametrize("name", ["server", "state"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_told_by_name_and_the_one_before_is_taken(name: str, damage: str, run: Run) -> None:
     save(run, 1, 0)
-    folder = run.path / "checkpoint" / "000001"
-    path = run.path / "clients" / "00000" / "state-000001.safetensors" if name == "state" else folder / name
-    data = path.read_bytes()
-    if damage == "gone":
-        path.unlink()
-    else:
-        path.write_bytes({"cut": data[:-9], "empty": b"", "noise": b"\xff" * len(data)}[damage])
-    with pytest.raises(BadInput, match="cannot be read, so this run cannot go on") as caught:
+    save(run, 2, 0)
+    path, told = path_of(run, name, 2), list[str]()
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    found = load(run, told=told)
+    assert found is not None and found.rounds == 1
+    assert rounds_of(run, 0) == {0: 1}
+    assert len(told) == 1 and str(path) in told[0] and "going on from round 1 instead" in told[0]
+
+
+@pytest.mark.parametrize("name", ["server", "state"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_in_all_checkpoints_is_refused_by_name(name: str, damage: str, run: Run) -> None:
+    save(run, 1, 0)
+    path = path_of(run, name, 1)
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    with pytest.raises(BadInput) as caught:
         load(run)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_of_another_algorithm_state_is_refused(run: Run) -> None:
+@pytest.mark.parametrize("how", [Path.unlink, lambda path: path.write_bytes(flip(path.read_bytes()))])
+def test_an_old_state_that_is_damaged_or_gone_is_refused_when_needed(how: Callable[[Path], Any], run: Run) -> None:
     save(run, 1, 0)
-    with pytest.raises(BadInput, match="cannot be read, so this run cannot go on"):
-        run.load_checkpoint(CONFIG, {"other": torch.zeros(1)}, STATES)
+    save(run, 2, 1)
+    save(run, 3, 1)
+    how(path_of(run, "state", 1))
+    load(run)
+    with pytest.raises(BadInput, match=r"00000/state-000001\.safetensors"):
+        run.states.get(0, lambda: FORM)
+
+
+def test_a_state_in_another_clients_place_is_refused(run: Run) -> None:
+    save(run, 1, 0, 1)
+    shutil.copy(path_of(run, "state", 1), run.path / "clients" / "00001")
+    with pytest.raises(BadInput, match=r"00001/state-000001\.safetensors holds another client's"):
+        load(run)
+
+
+@pytest.mark.parametrize(
+    "form", [{"other": torch.zeros(1)}, {**SERVER, "w": torch.zeros(4)}, {**SERVER, "w": SERVER["w"].double()}]
+)
+def test_a_checkpoint_of_another_form_is_refused(form: Any, run: Run) -> None:
+    save(run, 1, 0)
+    with pytest.raises(BadInput, match=r"server\.safetensors cannot be used: "):
+        run.load(CONFIG, form, print)
+
+
+def test_a_server_that_is_not_finite_is_refused(run: Run) -> None:
+    run.save(CONFIG, 1, {**SERVER, "w": torch.tensor([[nan, 0.0], [0.0, 0.0]])})
+    with pytest.raises(BadInput, match=r"server\.safetensors cannot be used: w holds numbers that are not finite"):
+        load(run)
 
 
 @pytest.mark.parametrize(
@@ -288,26 +399,35 @@ def test_a_checkpoint_may_be_continued_by_another_engine(run: Run) -> None:
     assert load(run, other) is not None
 
 
-def test_rewinding_cuts_the_record_to_the_checkpoint(run: Run) -> None:
-    run.record([{"round": 1, "value": 0.5}])
+def test_going_back_cuts_the_record_to_the_checkpoint(run: Run) -> None:
+    run.record.append([{"round": 1, "value": 0.5}])
     save(run, 1, 0)
     before = run.metrics.read_bytes()
-    run.record([{"round": 2, "value": 0.25}])
+    run.record.append([{"round": 2, "value": 0.25}])
     with run.metrics.open("a") as file:
         file.write('{"round": 2, "val')
-    (run.path / ".checkpoint-x").mkdir()
-    (run.path / ".checkpoint-x" / "server.safetensors").write_bytes(b"half")
-    run.rewind(load(run))
+    load(run)
     assert run.metrics.read_bytes() == before
     assert run.read_record() == [{"round": 1, "value": 0.5}]
-    assert not list(run.path.glob(".checkpoint-*"))
 
 
-def test_rewinding_to_the_beginning_empties_the_record(run: Run) -> None:
-    run.rewind(None)
-    run.record([{"round": 1}])
-    run.rewind(None)
+def test_going_back_to_the_beginning_empties_the_record(run: Run) -> None:
+    run.record.append([{"round": 1}])
+    load(run)
     assert run.read_record() == []
+
+
+@pytest.mark.parametrize("how", ["shorter", "gone", "altered"])
+def test_a_record_that_lost_something_is_noticed(how: str, run: Run) -> None:
+    run.record.append([{"round": 1, "value": 0.5}])
+    save(run, 1, 0)
+    data = run.metrics.read_bytes()
+    if how == "gone":
+        run.metrics.unlink()
+    else:
+        run.metrics.write_bytes(data[:-4] if how == "shorter" else data.replace(b"0.5", b"0.6"))
+    with pytest.raises(BadInput, match=r"metrics\.jsonl (is shorter than it was|was altered)"):
+        load(run)
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

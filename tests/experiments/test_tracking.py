@@ -213,7 +213,7 @@ def test_a_round_that_was_recorded_in_vain_is_not_shown(
     place: Place, configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut between its record and its checkpoint: it is done again, and takes another number of seconds."""
-    save, path = Run.save_checkpoint, tmp_path / "run"
+    save, path = Run.save, tmp_path / "run"
 
     def cut(self: Run, config: Config, rounds: int, *state: Any) -> None:
         if rounds == 3:
@@ -221,7 +221,7 @@ def test_a_round_that_was_recorded_in_vain_is_not_shown(
         save(self, config, rounds, *state)
 
     with monkeypatch.context() as patch, pytest.raises(Cut):
-        patch.setattr(Run, "save_checkpoint", cut)
+        patch.setattr(Run, "save", cut)
         begin(configure(), path, follow(place.kind, Progress(), silent))
     assert Run(path).read_record()[-1]["round"] == 3
     resume(path, follow(place.kind, Progress(), silent))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import lrbpfl
+from lrbpfl import documents
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
-from lrbpfl.personal import files
-from lrbpfl.personal.files import Document
+from lrbpfl.documents import Document
 from lrbpfl.rng import numpy_generator
 
 QUICK = LRBPFL(max_rank=2, mask_steps=4, model_steps=20, predict_samples=4, calibration=0.0)
@@ -53,10 +53,10 @@ def forge(saved: Path) -> Iterator[Callable[..., Path]]:
     forged = saved.with_name("forged.safetensors")
 
     def make(tensors: dict[str, Tensor | None] | None = None, **about: Any) -> Path:
-        real = files.read(saved, "personal")
+        real = documents.read(saved, "personal")
         said = {key: value for key, value in {**real.about, **about}.items() if value is not ...}
         held = {key: value for key, value in {**real.tensors, **(tensors or {})}.items() if value is not None}
-        files.write(forged, Document(said, held))
+        documents.write(forged, Document(said, held))
         return forged
 
     yield make

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from lrbpfl import trees
+from lrbpfl import documents, trees
+from lrbpfl.documents import Document
 from lrbpfl.errors import BadInput
-from lrbpfl.personal import files
 from lrbpfl.personal.card import card
 from lrbpfl.personal.card_page import markdown
-from lrbpfl.personal.files import Document
 from tests.personal.small import personal
 
 yaml = pytest.importorskip("yaml")
@@ -62,9 +61,9 @@ def test_what_is_missing_is_said_to_be_missing(tmp_path: Path) -> None:
     assert "Not evaluated" in text and "accuracy" not in text
     assert set(front(text)) == {"library_name", "tags"}
     json.dumps(found, allow_nan=False)
-    own = files.read(tmp_path / "me.safetensors", "personal")
+    own = documents.read(tmp_path / "me.safetensors", "personal")
     silent = {key: value for key, value in own.about.items() if key not in ("holds", "examples", "versions")}
-    files.write(tmp_path / "old.safetensors", Document(silent, own.tensors))
+    documents.write(tmp_path / "old.safetensors", Document(silent, own.tensors))
     text = markdown(card(tmp_path / "old.safetensors"))
     assert "trained on: not said" in text and "made with: not said" in text and "as private as" in text
 
@@ -87,8 +86,8 @@ def test_no_name_breaks_out_of_its_line(tmp_path: Path) -> None:
 
 
 def test_a_description_that_nobody_would_write_is_refused(tmp_path: Path) -> None:
-    own = files.read(personal("fedavg").save(tmp_path / "me.safetensors", whole=True), "personal")
+    own = documents.read(personal("fedavg").save(tmp_path / "me.safetensors", whole=True), "personal")
     for key, value in {"versions": "no", "address": [], "inputs": {"shape": 5}, "algorithm": 3}.items():
-        files.write(tmp_path / "odd.safetensors", Document({**own.about, key: value}, own.tensors))
+        documents.write(tmp_path / "odd.safetensors", Document({**own.about, key: value}, own.tensors))
         with pytest.raises(BadInput, match="cannot be used"):
             card(tmp_path / "odd.safetensors")

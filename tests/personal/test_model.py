@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 import lrbpfl
+from lrbpfl import documents
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.errors import BadInput
 from lrbpfl.models import cnn
-from lrbpfl.personal import files
 from tests.personal.conftest import QUICK, network, site
 
 Forge = Callable[..., Path]
@@ -168,9 +168,9 @@ def test_another_shared_network_is_refused(trained: lrbpfl.Federation, saved: Pa
     with pytest.raises(BadInput, match=r"not beside it: W-[0-9a-f]{16}\.safetensors is missing"):
         lrbpfl.load(file, model=network())
     (own,) = saved.parent.glob("W-*")
-    shared = files.read(own, "shared")
+    shared = documents.read(own, "shared")
     name = "message/W/0.weight"
-    files.write(tmp_path / own.name, shared._replace(tensors={**shared.tensors, name: shared.tensors[name] + 1}))
+    documents.write(tmp_path / own.name, shared._replace(tensors={**shared.tensors, name: shared.tensors[name] + 1}))
     with pytest.raises(BadInput, match="is not the shared network that"):
         lrbpfl.load(file, model=network())
 
@@ -254,11 +254,11 @@ def test_a_file_cannot_make_us_build_a_giant(forge: Forge) -> None:
 
 
 def test_a_file_cannot_make_us_draw_for_ever(saved: Path, forge: Forge) -> None:
-    said = files.read(saved, "personal").about["algorithm"]
+    said = documents.read(saved, "personal").about["algorithm"]
     large = torch.zeros(2**14)
     for samples, tensors, leaves in ((10**9, {}, {}), (2**16, {"own/large": large}, {"large": None})):
         fields = {**said["fields"], "predict_samples": samples}
-        about = files.read(saved, "personal").about
+        about = documents.read(saved, "personal").about
         path = forge(tensors, algorithm={**said, "fields": fields}, leaves={**about["leaves"], **leaves})
         with pytest.raises(BadInput, match=r"beyond 65536|too much memory"):
             lrbpfl.load(path, model=network())

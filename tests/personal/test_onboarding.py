@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import lrbpfl
+from lrbpfl import documents
 from lrbpfl.errors import BadInput
 from lrbpfl.models import cnn
-from lrbpfl.personal import files
 from lrbpfl.personal.onboarding import find_shared
 from tests.personal.conftest import QUICK, network, site
 
@@ -28,7 +28,7 @@ def test_a_newcomer_only_fits_a_mask(trained: lrbpfl.Federation, tmp_path: Path)
     model = join(trained, 90, name="west")
     file = model.save(tmp_path / "west.safetensors")
     assert model.about["leaves"]["W/0.weight"] == "W/0.weight"  # the network is the federation's
-    assert not [name for name in files.read(file, "personal").tensors if name.startswith("own/W")]
+    assert not [name for name in documents.read(file, "personal").tensors if name.startswith("own/W")]
     x, y = site("later", 90)
     assert (model.predict(x).label == y.numpy()).mean() > 0.6
     assert (model.client, model.about["examples"], model.about["judged"]["examples"]) == ("west", 72, 18)
@@ -94,7 +94,7 @@ def test_what_cannot_be_used_is_told(trained: lrbpfl.Federation, tmp_path: Path)
 
 def test_a_shared_file_that_lies_is_refused(trained: lrbpfl.Federation, tmp_path: Path) -> None:
     x, y = site("new")
-    real = files.read(find_shared(trained.path), "shared")
+    real = documents.read(find_shared(trained.path), "shared")
     name = "message/W/0.weight"
     spoiled = [{**real.tensors, name: torch.full_like(real.tensors[name], torch.nan)}]
     spoiled += [{**real.tensors, name: torch.zeros(2, 2)}, {"message/W/0.weight": real.tensors[name]}, {}]
@@ -102,7 +102,7 @@ def test_a_shared_file_that_lies_is_refused(trained: lrbpfl.Federation, tmp_path
     lies = [real._replace(tensors=tensors) for tensors in spoiled]
     lies += [real._replace(about={**real.about, "standardise": how}) for how in ("pooled", "odd", 3)]
     for lie in lies:
-        files.write(tmp_path / "W-forged.safetensors", lie)
+        documents.write(tmp_path / "W-forged.safetensors", lie)
         with pytest.raises(BadInput, match="W-forged"):
             lrbpfl.onboard(tmp_path, x, y, model=network())
 

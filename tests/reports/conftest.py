@@ -57,8 +57,8 @@ def write_run(
         for k, own in per_client.items():
             about = {"round": t, "client": k, **({"new_alpha": alphas[k]} if k in alphas else {})}
             if t == ROUNDS or k not in alphas:
-                run.record({**about, "metric": metric, "value": value} for metric, value in own.items())
-        run.record({"round": t, "metric": metric, "value": value} for metric, value in pooled.items())
+                run.record.append({**about, "metric": metric, "value": value} for metric, value in own.items())
+        run.record.append({"round": t, "metric": metric, "value": value} for metric, value in pooled.items())
     costs = {"bytes_up": 2e6, "bytes_down": 1e6, "seconds": 12.5, "parameters": 1234, "events": 0}
     whole: dict[str, Any] = {
         **pooled,

@@ -63,7 +63,7 @@ def test_a_closed_gate_is_no_rank(tmp_path: Path) -> None:
 
 def test_a_cell_of_a_search_shows_the_ranks_it_recorded(tmp_path: Path) -> None:
     path = write_run(tmp_path / "cell", algorithm="lr-bpfl")
-    Run(path).record([{"round": t, "client": 0, "metric": "rank", "value": 3.0 - t} for t in (0, 1)])
+    Run(path).record.append([{"round": t, "client": 0, "metric": "rank", "value": 3.0 - t} for t in (0, 1)])
     (result,) = collect([path])
     assert result.layers == [] and result.clients[0]["ranks"] is None
     assert [client["scores"].get("rank") for client in result.clients] == [2.0, None, None]
@@ -71,8 +71,8 @@ def test_a_cell_of_a_search_shows_the_ranks_it_recorded(tmp_path: Path) -> None:
 
 def test_scores_are_those_of_the_last_judged_round(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", clients=1)
-    Run(path).record([{"round": 5, "client": 0, "metric": "loss", "value": 0.5}])
-    Run(path).record([{"round": 3, "client": 0, "metric": "accuracy", "value": 0.125}])
+    Run(path).record.append([{"round": 5, "client": 0, "metric": "loss", "value": 0.5}])
+    Run(path).record.append([{"round": 3, "client": 0, "metric": "accuracy", "value": 0.125}])
     (result,) = collect([path])
     assert result.clients[0]["scores"]["accuracy"] == pytest.approx(result.scores["accuracy"])
     assert [t for t, _ in result.curves["accuracy"]] == [2, 4]

@@ -31,7 +31,7 @@ def finish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Finish:
         """A run with these scores, and with clients of these accuracies."""
         run = next(run for run in runs("toy", "mini", [seed]) if run.row.name == row)
         folder = cell_folder(tmp_path, run.config)
-        record = Run.create(folder, run.config).record
+        record = Run.create(folder, run.config).record.append
         for k, accuracy in enumerate(clients):
             own = {"accuracy": accuracy, "examples": 10.0}
             record({"round": 1, "client": k, "metric": metric, "value": value} for metric, value in own.items())

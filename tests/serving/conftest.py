@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from lrbpfl import trees
+from lrbpfl import documents, trees
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data
 from lrbpfl.engines.work import ClientData, Setup, evaluate_client, fresh_state, granted
 from lrbpfl.models import MODELS
-from lrbpfl.personal import files
 from lrbpfl.personal.model import shared_name
 from lrbpfl.personal.pack import Parts, Told, personal_document, shared_document
 from lrbpfl.rng import generator
@@ -45,7 +44,7 @@ def write(folder: Path, name: str, model: str, shape: tuple[int, ...], fields: d
     setup = granted(Setup(ALGORITHMS[name](**fields), task, clients, seed=0, classes=CLASSES))
     server = setup.algorithm.init_server(setup.task, generator(0, "server"))
     shared = shared_document(setup, name, server)
-    files.write(folder / shared_name(shared), shared)
+    documents.write(folder / shared_name(shared), shared)
     for k, one in enumerate(setup.clients):
         message = setup.algorithm.broadcast(setup.task, server, k)
         result = evaluate_client(setup, message, fresh_state(setup, k), 1, k)
@@ -53,7 +52,7 @@ def write(folder: Path, name: str, model: str, shape: tuple[int, ...], fields: d
         told = Told(client=one.name, examples=len(one.train.y), address=(0, "predict", 1, k), temperature=heat)
         parts = Parts(result.personal, result.shared)
         own = personal_document(shared, parts, dict(trees.named_leaves(message)), told)
-        files.write(folder / f"{one.name}.safetensors", own)
+        documents.write(folder / f"{one.name}.safetensors", own)
     return folder
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from lrbpfl import documents
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.service import memory
-from lrbpfl.personal import files
 from lrbpfl.personal.model import load
 from lrbpfl.serving.shelf import shelf
 
@@ -68,9 +68,9 @@ def test_two_files_of_one_client_are_refused(folder: Path) -> None:
 
 def test_a_model_that_cannot_predict_is_named(folder: Path) -> None:
     path = folder / "south.safetensors"
-    own = files.read(path, "personal")
+    own = documents.read(path, "personal")
     tensors = {**own.tensors, "own/masks/mean": own.tensors["own/masks/mean"][:-1]}
-    files.write(path, own._replace(tensors=tensors))
+    documents.write(path, own._replace(tensors=tensors))
     with pytest.raises(BadInput, match=r"south\.safetensors cannot be used: its tensors do not fit the model"):
         shelf(folder)
 

@@ -8,13 +8,15 @@ from lrbpfl.engines.loop import Evaluation, Reply
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import Setup
+from lrbpfl.states import Memory, States
 from lrbpfl.testing import check_engine
 from lrbpfl.trees import Tree
+from tests.engines.fakes import kept
 
 
 class OtherSeed(Serial):
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup._replace(seed=1))
+    def __init__(self, setup: Setup, states: States) -> None:
+        super().__init__(setup._replace(seed=1), states)
 
 
 class Backwards(Serial):
@@ -27,8 +29,11 @@ class Eager(Serial):
 
     def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
         for reply in super().update(messages, t):
-            self.states.update(self._staged)
+            self.states.accept(reply.client_id)
             yield reply
+
+    def accept(self, k: int) -> None:
+        pass
 
 
 class Forgetful(Serial):
@@ -55,20 +60,21 @@ class Mute(Serial):
 class Sharing(Serial):
     """One client's state for everybody."""
 
-    def _state(self, k: int) -> Tree:
-        return next(iter(self.states.values())) if self.states else super()._state(k)
+    def __init__(self, setup: Setup, states: States) -> None:
+        super().__init__(setup, states)
+        states.get = lambda k, fresh: next(iter(kept(self).values()), None) or fresh()  # type: ignore[method-assign]
 
 
 class Judging(Serial):
     """Judges clients as if they had never taken part."""
 
     def evaluate(self, messages: Mapping[int, Tree], t: int) -> Iterator[Evaluation]:
-        yield from Serial(self.setup).evaluate(messages, t)
+        yield from Serial(self.setup, Memory()).evaluate(messages, t)
 
 
 def test_ours_keep_them_all() -> None:
     check_engine(Serial)
-    check_engine(lambda setup: Processes(setup, 2))
+    check_engine(lambda setup, states: Processes(setup, 2, states=states))
 
 
 @pytest.mark.parametrize(

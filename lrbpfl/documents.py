@@ -18,6 +18,7 @@ from torch import Tensor
 from lrbpfl import trees
 from lrbpfl.disk import write_file
 from lrbpfl.errors import BadInput
+from lrbpfl.trees import Tree
 
 FORMAT = 1
 DTYPES = (torch.float16, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool)
@@ -40,7 +41,7 @@ class Document(NamedTuple):
         return found.hexdigest()
 
 
-def write(path: Path, document: Document) -> None:
+def write(path: Path, document: Document, *, durable: bool = True) -> None:
     """Write a document for its owner's eyes alone; the file is whole or not there."""
     # Copies, because a file takes no two tensors in one place of memory.
     copies = {
@@ -49,10 +50,7 @@ def write(path: Path, document: Document) -> None:
     }
     # One key: with several, their order in the file would be chance.
     metadata = {"lrbpfl": json.dumps({"about": document.about, "digest": document.digest}, allow_nan=False)}
-    try:
-        write_file(path, save(copies, metadata=metadata), private=True)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error.strerror}") from None
+    write_file(path, save(copies, metadata=metadata), private=True, durable=durable)
 
 
 def read(path: Path, kind: str) -> Document:
@@ -72,6 +70,18 @@ def read(path: Path, kind: str) -> Document:
     if not isinstance(digest, str) or digest != _digest(document):
         raise BadInput(f"{path} was altered or damaged: its content does not fit its checksum")
     return document
+
+
+def tree(path: Path, document: Document, like: Tree, *, infinite: bool = False) -> Tree:
+    """The document's tensors in the form of another tree; refused by the file's name if they do not fit it."""
+    try:
+        found = trees.rebuild(like, document.tensors)
+    except KeyError as error:
+        raise BadInput(f"{path} cannot be used: it holds no tensor {error}") from None
+    fault = trees.fault(found, like, infinite=infinite)
+    if fault or len(document.tensors) != len(trees.leaves(like)):
+        raise BadInput(f"{path} cannot be used: {fault or 'it holds more tensors than it should'}")
+    return found
 
 
 def named(about: Mapping[str, Any], key: str, kind: type | tuple[type, ...], path: str) -> Any:

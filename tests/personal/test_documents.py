@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lrbpfl
+from lrbpfl import documents
+from lrbpfl.documents import Document, read, write
 from lrbpfl.errors import BadInput
-from lrbpfl.personal import files
-from lrbpfl.personal.files import Document, read, write
 from tests.personal.conftest import network
 
 ABOUT = {"format": 1, "kind": "personal", "versions": {"lrbpfl": "0.1.0"}, "client": "Zürich / 3"}
@@ -130,7 +130,7 @@ def _read_said(said: dict[str, Any]) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(raw(json.dumps({"__metadata__": {"lrbpfl": json.dumps(said)}}).encode()))
         file.flush()
-        files.read(Path(file.name), "personal")
+        documents.read(Path(file.name), "personal")
 
 
 def test_other_kinds_and_formats_are_told_apart(tmp_path: Path) -> None:

@@ -1,0 +1,12 @@
+"""What an engine may be told about how to run; nothing here changes a number."""
+
+from typing import NamedTuple
+
+from lrbpfl.engines.launch import Start
+
+
+class Options(NamedTuple):
+    """An engine heeds what concerns it."""
+
+    workers: int = 1
+    start: Start = "auto"  # how worker processes come to life

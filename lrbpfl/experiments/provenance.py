@@ -1,0 +1,61 @@
+"""What a run was made with: versions, device and data, and whether they are still the same."""
+
+import hashlib
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lrbpfl import trees
+from lrbpfl.data import Dataset
+from lrbpfl.errors import BadInput
+
+DECIDING = ("lrbpfl", "torch", "numpy", "device")  # may change a number: told, and allowed if asked for
+
+
+def versions() -> dict[str, str]:
+    """Packages, Python, machine, and the commit where there is one."""
+    found = {name: version(name) for name in ("lrbpfl", "torch", "numpy")}
+    found |= {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
+    source = Path(__file__).resolve().parents[2]
+    if (source / ".git").exists():
+        commit = subprocess.run(["git", "-C", source, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        found["commit"] = commit.stdout.strip()
+    return found
+
+
+def digest(dataset: Dataset) -> str:
+    """A hash of all examples, whose they are and which of them are for testing."""
+    found = hashlib.sha256()
+    for field, value in dataset._asdict().items():
+        if isinstance(value, Tensor | np.ndarray):
+            found.update(f"{field}{tuple(value.shape)}{value.dtype}".encode())
+            found.update(trees.raw(value) if isinstance(value, Tensor) else value.tobytes())
+        elif field != "name":  # the same data may lie elsewhere
+            found.update(f"{field}{value!r}".encode())
+    return found.hexdigest()[:16]
+
+
+def check(path: Path, made_with: Mapping[str, Any], now: Mapping[str, str], *, any_version: bool) -> str | None:
+    """Refuse to go on with other data, or with other versions unless that is asked for; then a sentence that tells it.
+
+    What a run does not say, because it is older than the question, is not asked for.
+    """
+    if made_with.get("data", now.get("data")) != now.get("data"):
+        raise BadInput(f"{path} was begun with other data than are there now: they changed, and its results would mix")
+    changed = [
+        f"{name} {made_with[name]} (now {now[name]})"
+        for name in DECIDING
+        if name in made_with and name in now and made_with[name] != now[name]
+    ]
+    if not changed:
+        return None
+    told = f"{path} was begun with {', '.join(changed)}"
+    if not any_version:
+        raise BadInput(f"{told}: numbers may differ; go on all the same with --any-version")
+    return f"{told}: numbers may differ from those of one version"
