@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from lrbpfl.errors import BadInput
 
@@ -29,6 +30,13 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_file(path: Path, data: bytes, *, private: bool = False, durable: bool = True) -> None:
+    """Write a file that is whole or not there."""
+    with whole(path, private=private, durable=durable) as file:
+        file.write(data)
+
+
+@contextmanager
+def whole(path: Path, *, private: bool = False, durable: bool = True) -> Iterator[BinaryIO]:
     """Write aside, fsync (unless `make_durable` follows), rename: the file is whole or not there."""
     aside = path.with_name(f".{path.name}.part")
     with writing(path):
@@ -37,12 +45,12 @@ def write_file(path: Path, data: bytes, *, private: bool = False, durable: bool 
             aside.unlink(missing_ok=True)  # a leftover might have been made for more eyes
             handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE if private else 0o666)
             with os.fdopen(handle, "wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
             aside.rename(path)
-        except OSError:
+        except Exception:
             with suppress(OSError):
                 aside.unlink(missing_ok=True)
             raise

@@ -121,10 +121,12 @@ class Federation:
         coverage: float | None = None,
         confidence: float | None = None,
         directory: str | Path | None = None,
+        any_version: bool = False,
     ) -> "Federation":
         """Train for so many rounds with `cohort` clients each, and make and judge every client's own model.
 
-        With a `directory` everything is kept there: the same call goes on after a cut, and ends in the same bits.
+        With a `directory` everything is kept there: the same call goes on after a cut, and ends in the same bits; with
+        `any_version` also where torch or this package has changed since.
         `coverage` (and `confidence`) say what prediction sets promise when clients are judged.
         """
         cohort = min(COHORT, len(self.clients)) if cohort is None else cohort
@@ -133,7 +135,8 @@ class Federation:
         promises.check_parts(coverage, confidence, config.data.calibration_fraction, self._setup.clients)
         path = Path(directory) if directory is not None else self._aside() / "run"
         with Display(quiet=self.quiet, silent=self.quiet) as display:
-            runner.proceed(path, config, self._setup, display.progress(self._name, config))
+            progress = display.progress(self._name, config)
+            runner.proceed(path, config, self._setup, progress, any_version=any_version)
         self._path = path
         return self
 

@@ -93,18 +93,22 @@ class Folder:
         self._cache: OrderedDict[int, Tree] = OrderedDict()
         self._staged: dict[int, tuple[int, Tree]] = {}
         self._unsaved: dict[int, int] = {}  # the rounds of what was accepted since the last save
+        self._touched: set[int] = set()  # whose files were written since somebody last tidied up
 
     def start(self, rounds: int, mark: Mark | None = None) -> None:
-        """Read from the journal who kept what by then; what was kept in that very round is checked at once."""
+        """Read from the journal who kept what by then; what was saved last is checked at once."""
         self._journal.cut(mark)
         self._generations, self._cache, self._used = {}, OrderedDict(), 0
-        self._staged, self._unsaved = {}, {}
-        for k, kept in self._journal.read():
-            if kept > rounds:
-                raise BadInput(f"{self._journal.path} names a state of round {kept}, and the run stands at {rounds}")
-            self._generations.setdefault(k, []).append(kept)
-        for k in [k for k, generations in self._generations.items() if generations[-1] == rounds]:
-            self._document(k, rounds)
+        self._staged, self._unsaved, self._touched = {}, {}, set()
+        batch: list[tuple[int, int]] = []
+        for batch in self._journal.read():
+            for k, kept in batch:
+                if kept > rounds:
+                    raise BadInput(f"{self._journal.path} names a state of round {kept}, later than {rounds}")
+                self._generations.setdefault(k, []).append(kept)
+        for k, kept in batch:
+            self._document(k, kept)
+            self._touched.add(k)  # whoever wrote them may have died before tidying up
 
     def get(self, k: int, fresh: Callable[[], Tree]) -> Tree:
         """The state in memory or in its file, checked; refused by the file's name if it is not what was written."""
@@ -135,6 +139,7 @@ class Folder:
             generations.remove(self._unsaved[k])
         generations.append(rounds)
         self._unsaved[k] = rounds
+        self._touched.add(k)
         self._remember(k, state)
 
     def save(self) -> Mark:
@@ -144,12 +149,13 @@ class Folder:
             make_durable(self._folder(k))
         if self._unsaved:
             make_durable(self.path)
-        self._journal.append([k, rounds] for k, rounds in self._unsaved.items())
+            self._journal.append([list(self._unsaved.items())])
+        self._unsaved = {}
         return self._journal.mark
 
     def forget(self, oldest: int) -> None:
         """Of those who kept something since the last time, remove what nobody can go back to, and what nobody names."""
-        for k in self._unsaved:
+        for k in self._touched:
             old = [rounds for rounds in self._generations[k] if rounds <= oldest]
             self._generations[k] = [*old[-1:], *(rounds for rounds in self._generations[k] if rounds > oldest)]
             needed = {self._file(k, rounds).name for rounds in self._generations[k]}
@@ -157,7 +163,7 @@ class Folder:
                 for file in self._folder(k).iterdir():
                     if NAME.fullmatch(file.name.removeprefix(".").removesuffix(".part")) and file.name not in needed:
                         file.unlink()
-        self._unsaved = {}
+        self._touched = set()
 
     def _read(self, k: int, rounds: int, like: Tree) -> Tree:
         return documents.tree(self._file(k, rounds), self._document(k, rounds), like, infinite=True)

@@ -119,6 +119,7 @@ def tune(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A directory; given again, it goes on.")] = None,
     quiet: Quiet = False,
+    any_version: AnyVersion = False,
 ) -> None:
     """Try values of fields, judged by the likelihood of validation parts of training splits; no test data take part.
 
@@ -128,7 +129,9 @@ def tune(
     """
     from lrbpfl.cli import studies
 
-    studies.tune(algorithm, vary or [], config, settings or [], out, grid=grid, seeds=seeds, quiet=quiet)
+    studies.tune(
+        algorithm, vary or [], config, settings or [], out, grid=grid, seeds=seeds, quiet=quiet, any_version=any_version
+    )
 
 
 @app.command()
@@ -219,11 +222,13 @@ def paper_run(
     runs: PaperRuns = Path("runs/paper"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, and for how long.")] = False,
     quiet: Quiet = False,
+    any_version: AnyVersion = False,
 ) -> None:
     """Run whatever is not finished yet; the same command goes on after a cut, and a failed run stops no other."""
     from lrbpfl.cli import paper
 
-    paper.run(items, scale, range(first_seed, first_seed + seeds), workers, only or [], runs, dry=dry_run, quiet=quiet)
+    numbers = range(first_seed, first_seed + seeds)
+    paper.run(items, scale, numbers, workers, only or [], runs, dry=dry_run, quiet=quiet, any_version=any_version)
 
 
 @paper_app.command("report")

@@ -20,7 +20,7 @@ from lrbpfl.experiments.build import cores
 from lrbpfl.experiments.cells import cell_folder, run_cells
 from lrbpfl.experiments.config import Config, make_algorithm, unknown
 from lrbpfl.experiments.items import ITEMS, ONE_STEP, OVERHEAD
-from lrbpfl.experiments.store import fingerprint
+from lrbpfl.experiments.store import claimed, fingerprint
 from lrbpfl.reports import paper as pages
 
 REPEATS = 10  # of the measurement behind Table 1
@@ -52,6 +52,7 @@ def run(
     *,
     dry: bool,
     quiet: bool,
+    any_version: bool,
 ) -> None:
     """Compute what is not there yet; exit code 1 if a run failed."""
     names = paper.check(items, scale)
@@ -60,10 +61,12 @@ def run(
         _plan(cells, out, workers or cores(), overhead=OVERHEAD in names and not paper.overhead_file(out).exists())
         return
     failures = []
-    with resumable(out, "the same command"), Display(quiet=quiet, many=True) as display:
+    with resumable(out, "the same command"), claimed(out), Display(quiet=quiet, many=True) as display:
         if OVERHEAD in names:
             _measure_overhead(out)
-        for label, cell in run_cells(out, cells, display.progress, loading=not quiet, keep_models=_has_masks):
+        for label, cell in run_cells(
+            out, cells, display.progress, loading=not quiet, any_version=any_version, keep_models=_has_masks
+        ):
             if cell.failure:
                 failures.append(f"{label}: {cell.failure}")
     for failure in failures:

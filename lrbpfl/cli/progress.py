@@ -98,8 +98,8 @@ class _Listener:
         self.display.bar.update(self.task, completed=completed, now=now, scores=self.scores)
 
     def _tell_events(self, round: Round) -> None:
-        unjudged = {k: e.failure for k, e in round.evaluations.items() if e.failure}
-        for verb, events in (("run again", round.retried), ("skipped", round.failures), ("not judged", unjudged)):
+        kinds = (("run again", round.retried), ("skipped", round.failures), ("not judged", round.unjudged))
+        for verb, events in kinds:
             for k, reason in events.items():
                 text = f"{self.name}: round {round.t + 1}: client {k} {verb}: {reason}"
                 self.display.console.print(text, markup=False)

@@ -22,6 +22,7 @@ def tune(
     grid: bool,
     seeds: int,
     quiet: bool,
+    any_version: bool,
 ) -> None:
     """Run the trials, and show them with the best on top; exit code 1 if one of them failed."""
     tables = config.override(config.read(file) if file else {}, settings)
@@ -31,7 +32,7 @@ def tune(
     some = trials[0].configs[0]
     out = out or Path("runs") / f"tune-{some.algorithm_name}-{Path(some.data.dataset).name}".replace(":", "-")
     with resumable(out, "the same command"), Display(quiet=quiet, many=True) as display:
-        rows = list(tuning.search(out, trials, display.progress, loading=not quiet))
+        rows = list(tuning.search(out, trials, display.progress, loading=not quiet, any_version=any_version))
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)

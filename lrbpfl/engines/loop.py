@@ -1,7 +1,7 @@
 """The round loop, written once: server -> messages -> replies -> server."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol
 
@@ -79,11 +79,16 @@ class Round(NamedTuple):
     bytes_down: int
     bytes_up: int
     seconds: float
-    evaluations: dict[int, Evaluation]  # empty in rounds without evaluation
+    unjudged: dict[int, str]  # clients that should have been judged and could not be, and why
+    evaluations: dict[int, Evaluation]  # empty in rounds without evaluation, and where somebody else takes them
 
 
 # What is going on ("update" or "evaluate"), the round, the client just done, and of how many.
 Observer = Callable[[str, int, int, int], None]
+# Of a round and the server after it: what takes each evaluation as it comes, so that nobody has to keep them all.
+Judging = Callable[[int, Tree], Callable[[Evaluation], None]]
+
+BLOCK = 256  # clients whose messages and evaluations are at hand at a time
 
 
 def federate(
@@ -92,16 +97,20 @@ def federate(
     rounds: int,
     cohort: int,
     evaluate_every: int = 0,
+    judged: int | None = None,
+    judged_last: int | None = None,
     start: tuple[int, Tree] | None = None,
     observe: Observer = lambda what, t, k, of: None,
+    judging: Judging | None = None,
 ) -> Iterator[Round]:
     """Yield what happened after each of the rounds, from round `start` (t, server) on.
 
-    All clients are evaluated every `evaluate_every` rounds and after the last one; new clients, with ids from
-    `task.num_clients` on, are in no cohort and evaluated after the last round only. A client without a valid upload
-    takes no part in the round; a round without any leaves the server as it is.
+    Clients are evaluated every `evaluate_every` rounds, so many as `judged` says, and after the last one, so many as
+    `judged_last` says (None: all); always the same ones. New clients, with ids from `task.num_clients` on, are in no
+    cohort and evaluated after the last round only. A client without a valid upload takes no part in the round; a round
+    without any leaves the server as it is.
     """
-    algorithm, task, clients, seed, *_ = engine.setup
+    algorithm, task, _, seed, *_ = engine.setup
     training = engine.setup.training
     if not 1 <= cohort <= len(training):
         raise BadInput(f"a cohort of {cohort} cannot be drawn from {len(training)} clients")
@@ -123,11 +132,18 @@ def federate(
             ledger.check_code()
         last = t + 1 == rounds
         evaluations: dict[int, Evaluation] = {}
+        unjudged: dict[int, str] = {}
         if last or (evaluate_every and (t + 1) % evaluate_every == 0):
-            judged = range(len(clients)) if last else training
-            for evaluation in engine.evaluate(_messages(algorithm, task, server, judged), t):
-                observe("evaluate", t, evaluation.client_id, len(judged))
-                evaluations[evaluation.client_id] = evaluation
+            ids = judged_clients(engine.setup, judged_last if last else judged, new=last)
+            take = judging(t, server) if judging else None
+            for evaluation in _evaluated(engine, server, ids, t):
+                observe("evaluate", t, evaluation.client_id, len(ids))
+                if evaluation.result is None:
+                    unjudged[evaluation.client_id] = evaluation.failure or "no result"
+                if take:
+                    take(evaluation)
+                else:
+                    evaluations[evaluation.client_id] = evaluation
         yield Round(
             t=t,
             server=server,
@@ -139,6 +155,7 @@ def federate(
             bytes_down=sum(map(trees.nbytes, messages.values())),
             bytes_up=ledger.bytes_up,
             seconds=time.perf_counter() - began,
+            unjudged=unjudged,
             evaluations=evaluations,
         )
 
@@ -146,6 +163,22 @@ def federate(
 def sample_clients(clients: int, cohort: int, seed: int, t: int) -> list[int]:
     """The clients of round t, drawn without replacement, in rising order."""
     return sorted(torch.randperm(clients, generator=generator(seed, "cohort", t))[:cohort].tolist())
+
+
+def judged_clients(setup: Setup, number: int | None, *, new: bool) -> Sequence[int]:
+    """So many of the training clients (None: all), the same ones whenever they are asked for, and new ones, if any."""
+    training, everybody = setup.training, range(len(setup.clients))
+    if number is None or number >= len(training):
+        return everybody if new else training
+    order = torch.randperm(len(training), generator=generator(setup.seed, "judged"))
+    return [*sorted(order[:number].tolist()), *(everybody[len(training) :] if new else ())]
+
+
+def _evaluated(engine: Engine, server: Tree, ids: Sequence[int], t: int) -> Iterator[Evaluation]:
+    """The evaluations of these clients, in their order; messages are made for some at a time."""
+    algorithm, task, *_ = engine.setup
+    for first in range(0, len(ids), BLOCK):
+        yield from engine.evaluate(_messages(algorithm, task, server, ids[first : first + BLOCK]), t)
 
 
 def _messages(algorithm: Algorithm, task: Task, server: Tree, ids: Iterable[int]) -> dict[int, Tree]:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +62,16 @@ def build_setup(config: Config, *, progress: bool = False) -> Setup:
 def load_data(config: DataSection, *, progress: bool = False) -> Dataset:
     """The data that a configuration names."""
     return load(config.dataset, progress=progress, client=config.client_column, label=config.label_column)
+
+
+def data_hash(config: DataSection) -> str:
+    """A hash of the content of the data that a configuration names; they are read once in a process."""
+    return _data_hash(config.dataset, config.client_column, config.label_column)
+
+
+@cache
+def _data_hash(dataset: str, client: str | None, label: str | None) -> str:
+    return digest(load(dataset, client=client, label=label))
 
 
 def cohort_of(config: FederationSection, clients: int) -> int:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lrbpfl.errors import BadInput
 from lrbpfl.experiments.build import Built, build
 from lrbpfl.experiments.config import Config, make_algorithm, parse, unknown
 from lrbpfl.experiments.provenance import versions
-from lrbpfl.experiments.runner import Progress, read_summary, resume, start
+from lrbpfl.experiments.runner import Progress, resume, start
 from lrbpfl.experiments.sections import DataSection
 from lrbpfl.experiments.store import claimed, read_tables, refuse_existing, write_tables
 
@@ -94,10 +95,9 @@ def resume_comparison(
     tables = read_tables(path)
     names = tables.pop("compare")["algorithms"]
     configs = plan(tables, names)
-    if (path / "summary.json").exists():
-        return read_summary(path)
     summary: dict[str, Any] = {}
-    with locked(path):
+    finished = all((folder / "summary.json").exists() for folder in (path, *(_folder(path, name) for name in names)))
+    with nullcontext() if finished else locked(path):
         for name, config in configs.items():
             folder = _folder(path, name)
             if (folder / "config.toml").exists():
@@ -105,7 +105,7 @@ def resume_comparison(
             else:
                 built = build(config, progress=loading)
                 summary |= start(built.config, folder, built.setup, progress(name, config))
-        return _finish(path, summary)
+        return summary if finished else _finish(path, summary)
 
 
 def _folder(path: Path, name: str) -> Path:

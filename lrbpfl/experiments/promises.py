@@ -1,51 +1,23 @@
 """A promise for each client: prediction sets fitted on what it kept from training, judged on its test data."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from lrbpfl.engines.loop import Round
-from lrbpfl.engines.work import ClientData
+from lrbpfl.engines.work import ClientData, Evaluated
 from lrbpfl.errors import BadInput
-from lrbpfl.metrics import Predictions
-from lrbpfl.metrics.conformal import needed, promise, set_scores, summarise_sets, too_few
+from lrbpfl.metrics.conformal import needed, promise, set_scores, too_few
 
 NO_PROMISE = "no promise"  # an event that is no failure: the client kept too few examples
-SETS = ("promises", "coverage", "coverage_worst", "set_size", "set_size_worst")  # of `pooled`
+SETS = ("promises", "coverage", "coverage_worst", "set_size", "set_size_worst")  # over clients
 
 
-class Promises(NamedTuple):
-    """How the sets of those judged fare, and why some have none."""
-
-    scores: dict[int, dict[str, float]]  # of its sets, the threshold, on how many examples it was fitted; by client
-    refused: dict[int, str]
-
-    def pooled(self, per_client: dict[int, dict[str, float]]) -> dict[str, float]:
-        """The scores over these clients, beside whose other scores they stand; nothing if nobody asked for sets."""
-        if not self.scores and not self.refused:
-            return {}
-        return summarise_sets({k: {**own, **self.scores[k]} for k, own in per_client.items() if k in self.scores})
-
-
-def fit(coverage: float | None, confidence: float | None, round: Round) -> Promises:
-    """The sets of everybody judged who kept enough, by its own calibration part; nothing if nobody asked for sets."""
-    found = Promises(scores={}, refused={})
-    if coverage is None:
-        return found
-    for k, result in ((k, e.result) for k, e in round.evaluations.items() if e.result):
-        kept = 0 if result.calibration is None else len(result.calibration.y)
-        if result.calibration is None or kept < needed(coverage, confidence):
-            found.refused[k] = str(too_few(kept, coverage, confidence))
-        else:
-            found.scores[k] = _scores(result.predictions, result.calibration, coverage, confidence)
-    return found
-
-
-def _scores(
-    judged: Predictions, calibration: Predictions, coverage: float, confidence: float | None
-) -> dict[str, float]:
-    given = promise(calibration, coverage, confidence)
+def fit(coverage: float, confidence: float | None, result: Evaluated) -> dict[str, float] | str:
+    """How a client's sets fare, with their threshold and on how many examples it was fitted; or why it has none."""
+    kept = 0 if result.calibration is None else len(result.calibration.y)
+    if result.calibration is None or kept < needed(coverage, confidence):
+        return str(too_few(kept, coverage, confidence))
+    given = promise(result.calibration, coverage, confidence)
     fitted = {"threshold": given.threshold, "calibration_examples": float(given.examples)}
-    return {**set_scores(given, judged), **fitted}
+    return {**set_scores(given, result.predictions), **fitted}
 
 
 def check_calibration(coverage: float | None, confidence: float | None, temper: str, fraction: float | None) -> None:

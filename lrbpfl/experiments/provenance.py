@@ -4,6 +4,7 @@ import hashlib
 import platform
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lrbpfl.errors import BadInput
 DECIDING = ("lrbpfl", "torch", "numpy", "device")  # may change a number: told, and allowed if asked for
 
 
+@cache
 def versions() -> dict[str, str]:
     """Packages, Python, machine, and the commit where there is one."""
     found = {name: version(name) for name in ("lrbpfl", "torch", "numpy")}
@@ -57,5 +59,5 @@ def check(path: Path, made_with: Mapping[str, Any], now: Mapping[str, str], *, a
         return None
     told = f"{path} was begun with {', '.join(changed)}"
     if not any_version:
-        raise BadInput(f"{told}: numbers may differ; go on all the same with --any-version")
+        raise BadInput(f"{told}: numbers may differ; go on with --any-version (in Python: any_version=True)")
     return f"{told}: numbers may differ from those of one version"

@@ -7,18 +7,17 @@ from typing import Any, NamedTuple
 
 from lrbpfl import trees
 from lrbpfl.disk import locked, write_file
-from lrbpfl.engines.loop import Observer, Round, federate
-from lrbpfl.engines.work import Evaluated, Setup, granted
+from lrbpfl.engines.loop import Evaluation, Observer, Round, federate
+from lrbpfl.engines.work import Setup, granted
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments import promises, provenance
+from lrbpfl.experiments import provenance
 from lrbpfl.experiments.build import alphas_of_new, build, build_engine, cohort_of
 from lrbpfl.experiments.config import Config
-from lrbpfl.experiments.deal import NewKind
-from lrbpfl.experiments.promises import NO_PROMISE, SETS, Promises
-from lrbpfl.experiments.results import message_of, save_results
+from lrbpfl.experiments.judging import Judge, Verdict
+from lrbpfl.experiments.promises import NO_PROMISE, SETS
 from lrbpfl.experiments.store import Run, claimed, fingerprint, read_origin, refuse_existing
-from lrbpfl.metrics import scores, summarise, tempering
 from lrbpfl.rng import generator
+from lrbpfl.trees import Tree
 
 SCORES = (  # what summary.json holds of `summarise`, and of sets
     "accuracy", "accuracy_mean", "accuracy_worst", "nll", "nll_worst", "brier", "ece_pooled", "ece_pooled_floor",
@@ -26,6 +25,8 @@ SCORES = (  # what summary.json holds of `summarise`, and of sets
     "ece_worst_decile", "ece_floor_mean", "ece_floor_worst", "ece_debiased_mean", "total", "aleatoric", "epistemic",
     "clients", "examples", *SETS,
 )  # fmt: skip
+
+NOBODY = Verdict(pooled={}, pooled_new={})
 
 
 class Progress(NamedTuple):
@@ -88,172 +89,100 @@ def _check_origin(path: Path, setup: Setup, progress: Progress, *, any_version: 
 
 def read_summary(path: Path) -> dict[str, Any]:
     """The summary of a finished run."""
-    summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
+    file = path / "summary.json"
+    try:
+        summary = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError):
+        summary = None
+    if not isinstance(summary, dict) or not all(isinstance(scores, dict) for scores in summary.values()):
+        raise BadInput(f"{file} is damaged: it holds no scores by algorithm; without it, resume judges the run again")
     return summary
 
 
 def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str, Any]:
     setup = granted(setup)
-    algorithm, task, _, seed, *_ = setup
-    checkpoint = run.load(config, algorithm.init_server(task, generator(seed, "server")), progress.tell)
+    asked = config.federation
+    template = setup.algorithm.init_server(setup.task, generator(setup.seed, "server"))
+    checkpoint = run.load(config, template, progress.tell)
     alphas = alphas_of_new(config.data, len(setup.training))
     progress.opened(run, config)
     engine = build_engine(config, setup, run.states)
-    every, rounds = config.engine.checkpoint_every, config.federation.rounds
+    judges: dict[int, Judge] = {}  # at most one at a time, by its round
+
+    def judging(t: int, server: Tree) -> Callable[[Evaluation], None]:
+        judges[t] = Judge(run, config, setup, alphas, t, server)
+        return judges[t].take
+
+    verdict = NOBODY
     try:
         for round in federate(
             engine,
-            rounds=rounds,
-            cohort=cohort_of(config.federation, len(setup.training)),
-            evaluate_every=config.federation.evaluate_every,
+            rounds=asked.rounds,
+            cohort=cohort_of(asked, len(setup.training)),
+            evaluate_every=asked.evaluate_every,
+            judged=asked.judged,
+            judged_last=asked.judged_last,
             start=(checkpoint.rounds, checkpoint.server) if checkpoint else None,
             observe=progress.client,
+            judging=judging,
         ):
-            temperatures = _temperatures(config.federation.temper, setup, round)
-            round = _tempered(round, temperatures)
-            promised = promises.fit(config.federation.coverage, config.federation.confidence, round)
-            per_client, pooled, pooled_new = _record(run, config, round, temperatures, promised, alphas)
-            last = round.t + 1 == rounds
-            if last:
-                save_results(run, config, setup, round, per_client, temperatures, alphas)
-            if last or (round.t + 1) % every == 0:
+            verdict = judges.pop(round.t).finish() if round.t in judges else NOBODY
+            run.record.append(_lines(round, verdict.pooled))
+            if round.t + 1 == asked.rounds or (round.t + 1) % config.engine.checkpoint_every == 0:
                 run.save(config, round.t + 1, round.server)
-            progress.round(round, pooled)
+            progress.round(round, verdict.pooled)
     finally:
         engine.close()
-    judged = {k: evaluation for k, evaluation in round.evaluations.items() if k in setup.training}
-    return _summarise(run, config, setup, round._replace(evaluations=judged), pooled, pooled_new)
+    return _summarise(run, config, setup, round, verdict)
 
 
-def _temperatures(how: str, setup: Setup, round: Round) -> dict[int, float]:
-    """The temperature of everybody judged, fitted on calibration parts: its own, or those of all training clients.
-
-    Who kept nothing from training has 1 of its own. Empty if nothing is to be tempered.
-    """
-    if how == "no":
-        return {}
-    kept = {k: [e.result.calibration] for k, e in round.evaluations.items() if e.result and e.result.calibration}
-    if how == "client":
-        return {k: tempering.fit(kept.get(k, [])) for k in round.evaluations}
-    together = [part for k in setup.training for part in kept.get(k, [])]
-    return dict.fromkeys(round.evaluations, tempering.fit(together))
-
-
-def _tempered(round: Round, temperatures: Mapping[int, float]) -> Round:
-    """The round with everybody's predictions at its temperature."""
-
-    def at(k: int, result: Evaluated | None) -> Evaluated | None:
-        return result and result._replace(predictions=tempering.temper(result.predictions, temperatures.get(k, 1.0)))
-
-    return round._replace(evaluations={k: e._replace(result=at(k, e.result)) for k, e in round.evaluations.items()})
-
-
-def _record(
-    run: Run,
-    config: Config,
-    round: Round,
-    temperatures: Mapping[int, float],
-    promised: Promises,
-    alphas: Mapping[int, NewKind],
-) -> tuple[dict[int, dict[str, float]], dict[str, float], dict[NewKind, dict[str, float]]]:
-    """Write a round into the record; scores of each client judged, and pooled over training and over new ones."""
-    seed = config.federation.seed
-    predictions = {k: e.result.predictions for k, e in round.evaluations.items() if e.result}
-    per_client = {k: scores(p, seed=seed, path=(k,)) for k, p in predictions.items()}
-
-    def pool(alpha: NewKind | None) -> dict[str, float]:
-        some = {k: per_client[k] for k in predictions if alphas.get(k) == alpha}
-        whole = summarise({k: predictions[k] for k in some}, some, seed=seed) if some else {}
-        return whole | promised.pooled(some)
-
-    pooled = pool(None)
-    heat = {k: {"temperature": temperature} for k, temperature in temperatures.items()}
-    told = {k: {**s, **heat.get(k, {}), **promised.scores.get(k, {})} for k, s in per_client.items()}
-    refused = promised.refused if round.t + 1 == config.federation.rounds else {}  # the same in every round
-    run.record.append(_lines(round, told, refused, pooled, alphas))
-    return told, pooled, {alpha: pool(alpha) for alpha in dict.fromkeys(alphas.values())}
-
-
-def _lines(
-    round: Round,
-    per_client: Mapping[int, Mapping[str, float]],
-    refused: Mapping[int, str],
-    pooled: Mapping[str, float],
-    alphas: Mapping[int, NewKind],
-) -> Iterator[dict[str, Any]]:
-    """One line per client and metric is the primary record; lines without a client are about the whole round.
-
-    Lines about new clients say so, by their alpha, or "sites" for whole ones.
-    """
+def _lines(round: Round, pooled: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """One line per client and metric is the primary record; lines without a client are about the whole round."""
     number = round.t + 1
-
-    def about(k: int) -> dict[str, Any]:
-        return {"round": number, "client": k, **({"new_alpha": alphas[k]} if k in alphas else {})}
-
     for k, reason in {**round.retried, **round.failures}.items():
         yield {"round": number, "client": k, "event": "skipped" if k in round.failures else "retried", "reason": reason}
-    for k, evaluation in round.evaluations.items():
-        if evaluation.failure:
-            yield {**about(k), "event": "not judged", "reason": evaluation.failure}
-    for k, reason in refused.items():
-        yield {**about(k), "event": NO_PROMISE, "reason": reason}
-    for table in (round.infos, per_client):
-        for k, values in table.items():
-            for metric, value in values.items():
-                yield {**about(k), "metric": metric, "value": value}
+    for k, values in round.infos.items():
+        for metric, value in values.items():
+            yield {"round": number, "client": k, "metric": metric, "value": value}
     whole = {"bytes_down": round.bytes_down, "bytes_up": round.bytes_up, "seconds": round.seconds, **pooled}
     for metric, value in whole.items():
         yield {"round": number, "metric": metric, "value": value}
 
 
-def _summarise(
-    run: Run,
-    config: Config,
-    setup: Setup,
-    last: Round,
-    pooled: Mapping[str, float],
-    pooled_new: Mapping[NewKind, Mapping[str, float]],
-) -> dict[str, Any]:
+def _summarise(run: Run, config: Config, setup: Setup, last: Round, verdict: Verdict) -> dict[str, Any]:
     """Write summary.json, the last thing a run does: {algorithm: scores and costs}, new clients apart, by alpha."""
-    record = run.read_record()
-
-    def total(metric: str) -> float:
-        return sum(float(line["value"]) for line in record if line.get("metric") == metric and "client" not in line)
 
     def chosen(scores: Mapping[str, float]) -> dict[str, Any]:
         return {name: scores[name] for name in SCORES if name in scores}
 
     trained = sum(len(setup.clients[k].train.y) for k in setup.training)
-    summary = {**chosen(pooled), "examples_train": trained}
-    summary |= {name: total(name) for name in ("bytes_up", "bytes_down", "seconds")}
-    summary |= _sizes(setup, last)
-    summary |= _rank(record)
-    summary["events"] = sum(line.get("event", NO_PROMISE) != NO_PROMISE for line in record)
+    summary: dict[str, Any] = {**chosen(verdict.pooled), "examples_train": trained, **_totals(run.record.read())}
+    summary |= {"parameters": verdict.parameters, "parameters_server": trees.count(last.server)}
     what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"
     summary["evaluated"] = what
     summary["label_prior"] = config.federation.label_prior
     summary["temper"] = config.federation.temper
     if config.federation.coverage is not None:
         summary |= {"coverage_promised": config.federation.coverage, "confidence": config.federation.confidence}
-    if pooled_new:
-        summary["new"] = {str(alpha): chosen(scores) for alpha, scores in pooled_new.items()}
+    if verdict.pooled_new:
+        summary["new"] = {str(alpha): chosen(scores) for alpha, scores in verdict.pooled_new.items()}
     whole = {config.algorithm_name: summary}
     write_file(run.path / "summary.json", (json.dumps(whole, indent=2) + "\n").encode())
     return whole
 
 
-def _rank(record: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean over clients of the rank each had when it last took part; nothing for methods without ranks."""
-    ranks = {line["client"]: line["value"] for line in record if line.get("metric") == "rank"}
-    return {"rank": sum(ranks.values()) / len(ranks)} if ranks else {}
-
-
-def _sizes(setup: Setup, last: Round) -> dict[str, int]:
-    """Numbers in the server's state, and in the largest personal model, with what it took over from its message."""
-
-    def size(k: int, result: Evaluated) -> int:
-        sent = message_of(setup, last, k)
-        return trees.count(result.personal) + sum(sent[name].numel() for name in result.shared.values())
-
-    sizes = [size(k, e.result) for k, e in last.evaluations.items() if e.result]
-    return {"parameters": max(sizes, default=0), "parameters_server": trees.count(last.server)}
+def _totals(record: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Of all rounds: bytes and seconds, how often something went wrong, and the mean over clients of the rank each had
+    when it last took part (nothing for methods without ranks).
+    """
+    sums: dict[str, float] = {"bytes_up": 0.0, "bytes_down": 0.0, "seconds": 0.0}
+    events, ranks = 0, dict[int, float]()
+    for line in record:
+        metric = line.get("metric")
+        if metric in sums and "client" not in line:
+            sums[metric] += float(line["value"])
+        elif metric == "rank":
+            ranks[line["client"]] = line["value"]
+        events += line.get("event", NO_PROMISE) != NO_PROMISE
+    rank = {"rank": sum(ranks.values()) / len(ranks)} if ranks else {}
+    return {**sums, **rank, "events": events}

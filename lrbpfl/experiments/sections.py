@@ -87,6 +87,8 @@ class FederationSection(Section):
     schedule: Schedule = "constant"  # of the shared network's rate over the rounds; cosine: falling to 0
     seed: Annotated[int, Field(ge=0)] = 0  # of all that is random: who gets what, where training starts, every draw
     evaluate_every: Annotated[int, Field(ge=0)] = 10  # rounds; 0: after the last one only
+    judged: Count | None = None  # clients that are then judged, always the same ones, drawn by the seed; None: all
+    judged_last: Count | None = None  # the same after the last round, where each also gets a file with its own model
     evaluate_on: Literal["test", "validation"] = "test"  # the part of each client's examples that judges its model
     model: str = "auto"  # cnn (the paper's), mlp, resnet; auto: cnn for images of at least 16 x 16 pixels, else mlp
     # Examples, shared out among all classes, that smooth a client's class frequencies, which then join the likelihood;

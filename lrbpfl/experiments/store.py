@@ -68,10 +68,7 @@ class Run:
         documents.write(file, Document(about, dict(trees.named_leaves(server))))
         make_durable(file.parent)
         make_durable(file.parent.parent)
-        there = self._checkpoints()
-        for number in there[:-KEPT]:
-            remove_folder(self._checkpoint(number).parent)
-        self.states.forget(there[-KEPT] if len(there) >= KEPT else 0)
+        self._tidy()
 
     def load(self, config: Config, template: Tree, tell: Callable[[str], None]) -> Checkpoint | None:
         """Go back to the newest checkpoint that is whole, in everything; None: to the beginning, where there is none.
@@ -92,6 +89,7 @@ class Run:
             for fault in faults:
                 tell(f"{fault}; going on from round {rounds} instead")
             self._rewind(checkpoint)
+            self._tidy()
             return checkpoint
         if faults:
             raise faults[0]
@@ -113,6 +111,13 @@ class Run:
         for number in self._checkpoints():
             if number > (checkpoint.rounds if checkpoint else 0):
                 remove_folder(self._checkpoint(number).parent)
+
+    def _tidy(self) -> None:
+        """Drop all but the last checkpoints, and what of the clients' states none of these needs."""
+        there = self._checkpoints()
+        for number in there[:-KEPT]:
+            remove_folder(self._checkpoint(number).parent)
+        self.states.forget(there[-KEPT] if len(there) >= KEPT else 0)
 
     def _read(self, rounds: int, config: Config, template: Tree) -> Checkpoint:
         path = self._checkpoint(rounds)

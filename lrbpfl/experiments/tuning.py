@@ -12,6 +12,7 @@ from lrbpfl.errors import BadInput
 from lrbpfl.experiments.cells import Cell, run_cells
 from lrbpfl.experiments.config import Config, override, parse
 from lrbpfl.experiments.runner import Progress
+from lrbpfl.experiments.store import claimed
 
 UNCHANGED = "as it is"
 JUDGED = ("nll", "accuracy", "ece_pooled", "ece_pooled_floor", "ece_pooled_debiased", "ece_worst", "rank", "seconds")
@@ -81,18 +82,24 @@ def _values(part: str, text: str) -> list[str]:
 
 
 def search(
-    root: Path, trials: Sequence[Trial], progress: Callable[[str, Config], Progress], *, loading: bool = False
+    root: Path,
+    trials: Sequence[Trial],
+    progress: Callable[[str, Config], Progress],
+    *,
+    loading: bool = False,
+    any_version: bool = False,
 ) -> Iterator[Row]:
     """Run what is not there yet; one row for each trial as it is done. The rows also go to study.json, best first."""
     rows: list[Row] = []
     first: list[Cell] = []
-    for trial in trials:
-        cells = {f"{trial.label} (seed {config.federation.seed})": config for config in trial.configs}
-        done = [cell for _, cell in run_cells(root, cells, progress, loading=loading)]
-        rows.append(_row(trial.label, done, first))
-        first = first or done
-        write_file(root / "study.json", (json.dumps([r._asdict() for r in ranked(rows)], indent=2) + "\n").encode())
-        yield rows[-1]
+    with claimed(root):
+        for trial in trials:
+            cells = {f"{trial.label} (seed {config.federation.seed})": config for config in trial.configs}
+            done = [cell for _, cell in run_cells(root, cells, progress, loading=loading, any_version=any_version)]
+            rows.append(_row(trial.label, done, first))
+            first = first or done
+            write_file(root / "study.json", (json.dumps([r._asdict() for r in ranked(rows)], indent=2) + "\n").encode())
+            yield rows[-1]
 
 
 def _row(label: str, cells: Sequence[Cell], first: Sequence[Cell]) -> Row:

@@ -110,7 +110,8 @@ def test_the_personal_files_predict_what_the_run_predicted(finished: Path) -> No
     setup = build_setup(config)
     algorithm, task, clients = setup.algorithm, setup.task, setup.clients
     table = load_file(finished / "predictions.safetensors")
-    kept = dict(Journal(finished / "clients" / "states.jsonl").read())  # after which round each last kept something
+    journal = Journal(finished / "clients" / "states.jsonl").read()
+    kept = {k: rounds for saved in journal for k, rounds in saved}  # after which round each last kept something
     server = last_server(finished, algorithm.init_server(task, Generator()))
     for k in range(4):
         state = algorithm.init_client(task, Generator())
