@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 from lrbpfl import trees
 from lrbpfl.disk import write_file
+from lrbpfl.engines import privacy
 from lrbpfl.engines.loop import Observer, Round, federate
 from lrbpfl.engines.work import Evaluated, Setup, fresh_state, granted
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import promises
 from lrbpfl.experiments.build import alphas_of_new, build, build_engine, cohort_of
-from lrbpfl.experiments.config import Config
+from lrbpfl.experiments.config import Config, intake_of
 from lrbpfl.experiments.deal import NewKind
 from lrbpfl.experiments.promises import NO_PROMISE, SETS, Promises
 from lrbpfl.experiments.results import message_of, save_results
@@ -38,6 +39,7 @@ class Progress(NamedTuple):
 
 def start(config: Config, path: Path, setup: Setup, progress: Progress) -> dict[str, Any]:
     """A new run; its summary."""
+    _privacy(config, granted(setup), config.federation.rounds)  # too little noise shows before anything is written
     return _go(Run.create(path, config), config, setup, progress)
 
 
@@ -88,6 +90,7 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
             rounds=config.federation.rounds,
             cohort=cohort_of(config.federation, len(setup.training)),
             evaluate_every=config.federation.evaluate_every,
+            intake=intake_of(config.federation),
             start=(checkpoint.rounds, checkpoint.server) if checkpoint else None,
             observe=progress.client,
         ):
@@ -95,6 +98,8 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
             round = _tempered(round, temperatures)
             promised = promises.fit(config.federation.coverage, config.federation.confidence, round)
             per_client, pooled, pooled_new = _record(run, config, round, temperatures, promised, alphas)
+            if round.evaluations and (told := _privacy(config, setup, round.t + 1)):
+                run.record([{"round": round.t + 1, "metric": "epsilon", "value": told["epsilon"]}])
             if round.t + 1 == config.federation.rounds:
                 save_results(run, config, setup, round, per_client, temperatures, alphas)
             run.save_checkpoint(config, round.t + 1, round.server, {k: engine.states[k] for k in round.accepted})
@@ -103,6 +108,16 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
         engine.close()
     judged = {k: evaluation for k, evaluation in round.evaluations.items() if k in setup.training}
     return _summarise(run, config, setup, round._replace(evaluations=judged), pooled, pooled_new)
+
+
+def _privacy(config: Config, setup: Setup, rounds: int) -> dict[str, float]:
+    """Epsilon and delta after so many rounds; nothing where there is no noise."""
+    if not config.federation.noise:
+        return {}
+    clients = len(setup.training)
+    cohort = cohort_of(config.federation, clients)
+    spent = privacy.epsilon(intake_of(config.federation), clients, cohort, rounds)
+    return {"epsilon": spent, "delta": config.federation.delta}
 
 
 def _temperatures(how: str, setup: Setup, round: Round) -> dict[int, float]:
@@ -172,6 +187,8 @@ def _lines(
 
     for k, reason in {**round.retried, **round.failures}.items():
         yield {"round": number, "client": k, "event": "skipped" if k in round.failures else "retried", "reason": reason}
+    if round.undone:
+        yield {"round": number, "event": "undone", "reason": round.undone}
     for k, evaluation in round.evaluations.items():
         if evaluation.failure:
             yield {**about(k), "event": "not judged", "reason": evaluation.failure}
@@ -208,6 +225,7 @@ def _summarise(
     summary |= {name: total(name) for name in ("bytes_up", "bytes_down", "seconds")}
     summary |= _sizes(setup, last)
     summary |= _rank(record)
+    summary |= _privacy(config, setup, config.federation.rounds)
     summary["events"] = sum(line.get("event", NO_PROMISE) != NO_PROMISE for line in record)
     what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"
     summary["evaluated"] = what
