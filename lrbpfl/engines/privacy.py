@@ -3,6 +3,8 @@
 import math
 from types import ModuleType
 
+import numpy as np
+
 from lrbpfl.engines.intake import Intake
 from lrbpfl.errors import BadInput
 
@@ -17,7 +19,11 @@ def epsilon(intake: Intake, clients: int, cohort: int, rounds: int) -> float:
     dp = library()
     accountant = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
     event = dp.SampledWithoutReplacementDpEvent(clients, cohort, dp.GaussianDpEvent(intake.noise / 2))
-    spent = float(accountant.compose(event, rounds).get_epsilon(intake.delta))
+    try:
+        with np.errstate(all="ignore"):
+            spent = float(accountant.compose(event, rounds).get_epsilon(intake.delta))
+    except ArithmeticError:
+        spent = math.inf
     if not math.isfinite(spent):
         raise BadInput(f"noise = {intake.noise!r} is too little for {rounds} rounds: no epsilon can be told")
     return spent
