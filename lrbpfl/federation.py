@@ -19,6 +19,7 @@ from lrbpfl.algorithms.protocol import Algorithm, Task, wishes_of
 from lrbpfl.cli.progress import Display
 from lrbpfl.core.network import init_params, unmasked
 from lrbpfl.disk import write_file
+from lrbpfl.engines.intake import Aggregate
 from lrbpfl.engines.work import Setup, check_setup
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import promises, runner
@@ -120,6 +121,10 @@ class Federation:
         evaluate_every: int = 0,
         coverage: float | None = None,
         confidence: float | None = None,
+        aggregate: Aggregate = "mean",
+        clip: float | None = None,
+        noise: float = 0.0,
+        delta: float = 1e-5,
         directory: str | Path | None = None,
         any_version: bool = False,
     ) -> "Federation":
@@ -127,10 +132,12 @@ class Federation:
 
         With a `directory` everything is kept there: the same call goes on after a cut, and ends in the same bits; with
         `any_version` also where torch or this package has changed since.
-        `coverage` (and `confidence`) say what prediction sets promise when clients are judged.
+        `coverage` (and `confidence`) say what prediction sets promise when clients are judged. `aggregate` ("mean",
+        "trimmed", "median"), `clip`, `noise` and `delta` say what the server makes of uploads (`lrbpfl keys`).
         """
         cohort = min(COHORT, len(self.clients)) if cohort is None else cohort
         federation: dict[str, Any] = {"rounds": rounds, "cohort": cohort, "evaluate_every": evaluate_every}
+        federation |= {"aggregate": aggregate, "clip": clip, "noise": noise, "delta": delta}
         config = self._config({**federation, "coverage": coverage, "confidence": confidence})
         promises.check_parts(coverage, confidence, config.data.calibration_fraction, self._setup.clients)
         path = Path(directory) if directory is not None else self._aside() / "run"

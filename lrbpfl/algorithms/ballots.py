@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from lrbpfl.algorithms.evidence import LEAST
 from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import take
 
@@ -21,6 +22,7 @@ STEPS = (0.0, 1.0, 2.0, 3.0, 6.0, 10.0)  # times the cautious number
 NOISES = (1 / 6, 1 / 2, 1.0)  # times the cautious size
 CAUTIOUS = (1, 2)  # places of 1 and 1
 VOTERS = 300  # examples that judge, over all clients: more would cost more training data than they tell
+ROUNDING = 1e-3  # a share by which sums in float32 may miss what they are bounded by
 WINDOW = 2  # votes of a client, on average, that count at a time: networks get better, and old votes speak of old ones
 
 Choice = tuple[int, int]  # places in STEPS and NOISES
@@ -99,6 +101,25 @@ def cast(judged: dict[int, Tensor]) -> Ballot:
     return up
 
 
+def fault(ballot: Ballot, num_clients: int) -> str | None:
+    """Why no client can have cast this ballot, or None: one vote has its bounds, whoever casts it.
+
+    A client has its part of VOTERS at most. A log-likelihood lies between LEAST and 0, so no example gains or loses
+    more than that; and the sum of squares is at least the square of the sum over the number (Cauchy and Schwarz).
+    """
+    gains, squares, examples = (part.double() for part in ballot)
+    most, widest, slack = _most(num_clients), -LEAST * (1 + ROUNDING), 1 + ROUNDING
+    if bool((examples < 0).any()) or bool((examples != examples.round()).any()):
+        return "its vote counts examples that are no whole number"
+    if bool((examples > most).any()):
+        return f"its vote counts {examples.max():g} examples, and a client has {most:g} at most"
+    if bool((gains.abs() > widest * examples).any()):
+        return f"its vote gains more than {widest:.0f} nats with an example, which none can"
+    if bool((squares > widest**2 * examples).any()) or bool((gains**2 > slack * examples * squares + ROUNDING).any()):
+        return "its vote has sums of squares that cannot be"
+    return None
+
+
 def count(tally: Tally, ballots: Iterable[Ballot], num_clients: int) -> Tally:
     """The tally after a round: what was heard fades by the share of clients that has just spoken.
 
@@ -140,8 +161,7 @@ def parts(data: Data, share: float, num_clients: int, rng: Generator) -> tuple[D
     Never more than the client's part of VOTERS, at least one, and one is left; from the same generator always the same.
     """
     n = len(data.y)
-    most = math.ceil(VOTERS / num_clients) if num_clients else n
-    held = min(max(round(share * n), 1), most, n - 1)
+    held = int(min(max(round(share * n), 1), _most(num_clients), n - 1))
     y = data.y.cpu()
     turn = torch.empty(n, dtype=torch.float64)  # when an example's turn comes, its class spread over (0, 1)
     for label in y.unique():
@@ -151,3 +171,8 @@ def parts(data: Data, share: float, num_clients: int, rng: Generator) -> tuple[D
     order = turn.argsort(stable=True).to(data.y.device)
     rest, voters = order[held:].sort().values, order[:held].sort().values
     return Data(take(data.x, rest), data.y[rest]), Data(take(data.x, voters), data.y[voters])
+
+
+def _most(num_clients: int) -> float:
+    """A client's part of VOTERS; without end if nobody said how many clients there are."""
+    return math.ceil(VOTERS / num_clients) if num_clients else math.inf

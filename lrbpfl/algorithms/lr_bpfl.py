@@ -93,6 +93,7 @@ class LRBPFL:
     """One shared deterministic network W, and a private low-rank Bayesian mask at every client."""
 
     HOLDS: ClassVar[str] = "A mask that was fitted to the client's own examples."
+    SUMS: ClassVar[tuple[str, ...]] = ("ballot",)
 
     label_prior: NonNegative = 1.0  # what it asks of the task: smooths class frequencies in the likelihood; paper: none
     calibration: Probability = 0.15  # share of a client's data that is kept from W and judges candidates; 0: no choice
@@ -219,6 +220,10 @@ class LRBPFL:
         if tally is not None:
             tally = ballots.count(tally, votes, task.num_clients)
         return Server(W=W, tally=tally)
+
+    def fault(self, task: Task, upload: Message) -> str | None:
+        """Why no client can have cast the vote in this upload, or None."""
+        return None if upload.ballot is None else ballots.fault(upload.ballot, task.num_clients)
 
     def personalise(self, task: Task, message: Message, client: Client, data: Data, rng: Generator) -> Personal:
         """A mask adapted to the final W on all of the client's training data; gates rest, a new client's are open."""

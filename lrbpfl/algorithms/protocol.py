@@ -96,6 +96,16 @@ class Wishful(Protocol):
         """What these hyper-parameters want."""
 
 
+@runtime_checkable
+class Polling(Protocol):
+    """An algorithm whose uploads hold sums over examples beside tensors that moved says which, and what they can be."""
+
+    SUMS: ClassVar[tuple[str, ...]]  # fields of an upload; zeros in them say nothing
+
+    def fault(self, task: Task, upload: Tree) -> str | None:
+        """Why these sums cannot be those of any client, or None; the structure is the message's, and all is finite."""
+
+
 class Ensemble(NamedTuple):
     """A client's model without chance: its networks with their noise drawn, once and for all."""
 
@@ -114,6 +124,11 @@ class Ensembled(Protocol):
 def wishes_of(algorithm: Algorithm) -> Wishes:
     """What an algorithm asks of the task; one that does not say asks for nothing."""
     return algorithm.wishes() if isinstance(algorithm, Wishful) else Wishes()
+
+
+def sums_of(algorithm: Algorithm) -> tuple[str, ...]:
+    """The fields of its uploads that are sums; all others are tensors of the message that moved."""
+    return algorithm.SUMS if isinstance(algorithm, Polling) else ()
 
 
 def first_params(task: Task, weights: Weights, rng: Generator) -> Params:

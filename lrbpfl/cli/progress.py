@@ -98,6 +98,9 @@ class _Listener:
         self.display.bar.update(self.task, completed=completed, now=now, scores=self.scores)
 
     def _tell_events(self, round: Round) -> None:
+        if round.undone:
+            text = f"{self.name}: round {round.t + 1} undone: {round.undone}"
+            self.display.console.print(text, markup=False)
         kinds = (("run again", round.retried), ("skipped", round.failures), ("not judged", round.unjudged))
         for verb, events in kinds:
             for k, reason in events.items():

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import NamedTuple, Protocol
 
 import torch
 
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
+from lrbpfl.engines import intake as taking
+from lrbpfl.engines.intake import Intake
+from lrbpfl.engines.robust import prepared
 from lrbpfl.engines.work import Evaluated, Setup, Trained, check_setup, dropout_seeded, granted, one_thread
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
@@ -81,6 +83,7 @@ class Round(NamedTuple):
     seconds: float
     unjudged: dict[int, str]  # clients that should have been judged and could not be, and why
     evaluations: dict[int, Evaluation]  # empty in rounds without evaluation, and where somebody else takes them
+    undone: str | None = None  # why nothing of this round was kept, should the server's next state have been unfit
 
 
 # What is going on ("update" or "evaluate"), the round, the client just done, and of how many.
@@ -99,6 +102,7 @@ def federate(
     evaluate_every: int = 0,
     judged: int | None = None,
     judged_last: int | None = None,
+    intake: Intake = Intake(),  # noqa: B008 (it cannot be changed)
     start: tuple[int, Tree] | None = None,
     observe: Observer = lambda what, t, k, of: None,
     judging: Judging | None = None,
@@ -108,12 +112,14 @@ def federate(
     Clients are evaluated every `evaluate_every` rounds, so many as `judged` says, and after the last one, so many as
     `judged_last` says (None: all); always the same ones. New clients, with ids from `task.num_clients` on, are in no
     cohort and evaluated after the last round only. A client without a valid upload takes no part in the round; a round
-    without any leaves the server as it is.
+    without any leaves the server as it is. The uploads of a round are gathered and judged side by side (memory for a
+    cohort of them), and counted all together or, where the server's next state would be unfit, not at all.
     """
     algorithm, task, _, seed, *_ = engine.setup
     training = engine.setup.training
     if not 1 <= cohort <= len(training):
         raise BadInput(f"a cohort of {cohort} cannot be drawn from {len(training)} clients")
+    taking.check(intake)
     check_setup(engine.setup)
     if granted(engine.setup) is not engine.setup:
         raise TypeError(f"{type(engine).__name__} runs a setup with open wishes: engines run granted(setup)")
@@ -122,12 +128,10 @@ def federate(
         began = time.perf_counter()
         messages = _messages(algorithm, task, server, sample_clients(len(training), cohort, seed, t))
         ledger = _Ledger(engine, messages, t, observe)
-        accepted = ledger.accepted()
-        some = next(accepted, None)
-        if some is not None:
-            with one_thread(), dropout_seeded(seed, t, "server", device=engine.setup.device):
-                updates = chain([some], accepted)
-                server = algorithm.server_aggregate(task, server, updates, generator(seed, "aggregate", t))
+        updates, undone = ledger.gather(intake), None
+        if updates:
+            server, undone = _step(engine.setup, server, messages, updates, intake, t)
+            ledger.settle(undone)
         elif t == 0:
             ledger.check_code()
         last = t + 1 == rounds
@@ -157,6 +161,7 @@ def federate(
             seconds=time.perf_counter() - began,
             unjudged=unjudged,
             evaluations=evaluations,
+            undone=undone,
         )
 
 
@@ -185,8 +190,25 @@ def _messages(algorithm: Algorithm, task: Task, server: Tree, ids: Iterable[int]
     return {k: algorithm.broadcast(task, server, k) for k in ids}
 
 
+def _step(
+    setup: Setup, server: Tree, messages: Mapping[int, Tree], updates: list[Update], intake: Intake, t: int
+) -> tuple[Tree, str | None]:
+    """The server after round t; or as it was, and why it did not move."""
+    algorithm, task, _, seed, *_ = setup
+    try:
+        with one_thread(), dropout_seeded(seed, t, "server", device=setup.device):
+            ready = prepared(intake, algorithm, task, server, updates, messages, generator(seed, "privacy", t))
+            moved = algorithm.server_aggregate(task, server, iter(ready), generator(seed, "aggregate", t))
+        fault = trees.fault(moved, server)
+    except BadInput:
+        raise
+    except Exception as error:  # what uploads can make an aggregate raise must not end the run
+        return server, f"the aggregate failed: {type(error).__name__}: {' '.join(str(error).split())}"
+    return (server, f"the server's next state is unfit: {fault}") if fault else (moved, None)
+
+
 class _Ledger:
-    """Who delivered in one round and who did not, while the updates pass by on their way to the aggregate."""
+    """Who delivered in one round and who did not."""
 
     def __init__(self, engine: Engine, messages: Mapping[int, Tree], t: int, observe: Observer) -> None:
         self.engine, self.messages, self.t, self.observe = engine, messages, t, observe
@@ -196,26 +218,44 @@ class _Ledger:
         self.raised: list[int] = []  # clients whose own code raised something
         self.bytes_up = 0
 
-    def accepted(self) -> Iterator[Update]:
-        """The updates fit to be averaged: of the message's structure and finite; the others are named in `failures`."""
-        for reply in self.engine.update(self.messages, self.t):
-            k = reply.client_id
-            self.observe("update", self.t, k, len(self.messages))
-            if reply.deaths:
-                self.retried[k] = reply.deaths[-1]
-            if reply.update is None:
-                self.failures[k] = reply.failure or "no upload"
-                if not reply.deaths:
-                    self.raised.append(k)
-                continue
-            self.bytes_up += trees.nbytes(reply.update.upload)
-            fault = trees.fault(reply.update.upload, self.messages[k])
-            if fault:
-                self.failures[k] = f"upload refused: {fault}"
-                continue
+    def gather(self, intake: Intake) -> list[Update]:
+        """The updates fit to be averaged; clients without one, or with one that is refused, are named in `failures`."""
+        fit = [update for reply in self.engine.update(self.messages, self.t) if (update := self._fit(reply))]
+        algorithm, task, *_ = self.engine.setup
+        # With noise, who is refused must not depend on others: a clipped move of one client is all that it can change.
+        farthest = 0.0 if intake.noise else intake.farthest
+        with one_thread():
+            faults = taking.faults(algorithm, task, fit, self.messages, farthest)
+        for k, fault in faults.items():
+            self.failures[k] = f"upload refused: {fault}"
+            del self.infos[k]
+        return [update for update in fit if update.client_id not in faults]
+
+    def _fit(self, reply: Reply) -> Update | None:
+        """A client's update, of the message's structure and finite."""
+        k = reply.client_id
+        self.observe("update", self.t, k, len(self.messages))
+        if reply.deaths:
+            self.retried[k] = reply.deaths[-1]
+        if reply.update is None:
+            self.failures[k] = reply.failure or "no upload"
+            if not reply.deaths:
+                self.raised.append(k)
+            return None
+        self.bytes_up += trees.nbytes(reply.update.upload)
+        fault = trees.fault(reply.update.upload, self.messages[k])
+        if fault:
+            self.failures[k] = f"upload refused: {fault}"
+            return None
+        self.infos[k] = reply.info
+        return reply.update
+
+    def settle(self, undone: str | None) -> None:
+        """Clients whose uploads were counted keep what they learned; in a round that was undone, nobody does."""
+        if undone:
+            self.infos = {}
+        for k in self.infos:
             self.engine.accept(k)
-            self.infos[k] = reply.info
-            yield reply.update
 
     def check_code(self) -> None:
         """Refuse to go on if what every client runs raises: further rounds would do nothing either.

@@ -13,7 +13,10 @@ from pydantic import ValidationError
 from lrbpfl import algorithms
 from lrbpfl.algorithms.protocol import Algorithm, wishes_of
 from lrbpfl.data import PARTITIONS
+from lrbpfl.engines import privacy
 from lrbpfl.engines import registry as engines
+from lrbpfl.engines.intake import Intake
+from lrbpfl.engines.intake import check as check_intake
 from lrbpfl.errors import BadInput, nearest
 from lrbpfl.errors import unknown as unknown
 from lrbpfl.experiments.promises import check_calibration
@@ -47,6 +50,11 @@ class Config:
     def identity(self) -> dict[str, dict[str, Any]]:
         """The tables that change a number: all but the engine's."""
         return {name: table for name, table in self.tables().items() if name != "engine"}
+
+
+def intake_of(federation: FederationSection) -> Intake:
+    """What the server does with uploads."""
+    return Intake(**{field: getattr(federation, field) for field in Intake._fields})
 
 
 def parse(tables: Mapping[str, Any]) -> Config:
@@ -147,6 +155,9 @@ def _cross_check(config: Config) -> None:
         raise BadInput(f"engine.kind = {kind!r}: no such engine{nearest(kind, kinds)}; known: {', '.join(kinds)}")
     if federation.evaluate_on == "validation" and data.validation_fraction == 0:
         raise BadInput("federation.evaluate_on = 'validation' needs data.validation_fraction above 0")
+    check_intake(intake_of(federation), "federation.")
+    if federation.noise:
+        privacy.library()
     check_calibration(federation.coverage, federation.confidence, federation.temper, data.calibration_fraction)
     if data.new_sites and data.new_clients:
         raise BadInput("data.new_sites and data.new_clients both say who is new: give one of them")

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 from lrbpfl import trees
 from lrbpfl.disk import locked, write_file
+from lrbpfl.engines import privacy
 from lrbpfl.engines.loop import Evaluation, Observer, Round, federate
 from lrbpfl.engines.work import Setup, granted
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import provenance
 from lrbpfl.experiments.build import alphas_of_new, build, build_engine, cohort_of
-from lrbpfl.experiments.config import Config
+from lrbpfl.experiments.config import Config, intake_of
 from lrbpfl.experiments.judging import Judge, Verdict
 from lrbpfl.experiments.promises import NO_PROMISE, SETS
 from lrbpfl.experiments.store import Run, claimed, fingerprint, read_origin, refuse_existing
@@ -41,6 +42,7 @@ class Progress(NamedTuple):
 def start(config: Config, path: Path, setup: Setup, progress: Progress) -> dict[str, Any]:
     """A new run; its summary."""
     refuse_existing(path)
+    _privacy(config, granted(setup), config.federation.rounds)  # too little noise shows before anything is written
     with claimed(path):
         return _go(Run.create(path, config, _made_with(setup)), config, setup, progress)
 
@@ -122,12 +124,14 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
             evaluate_every=asked.evaluate_every,
             judged=asked.judged,
             judged_last=asked.judged_last,
+            intake=intake_of(asked),
             start=(checkpoint.rounds, checkpoint.server) if checkpoint else None,
             observe=progress.client,
             judging=judging,
         ):
             verdict = judges.pop(round.t).finish() if round.t in judges else NOBODY
-            run.record.append(_lines(round, verdict.pooled))
+            spent = _privacy(config, setup, round.t + 1) if verdict is not NOBODY else {}
+            run.record.append(_lines(round, {**verdict.pooled, **spent}))
             if round.t + 1 == asked.rounds or (round.t + 1) % config.engine.checkpoint_every == 0:
                 run.save(config, round.t + 1, round.server)
             progress.round(round, verdict.pooled)
@@ -136,11 +140,23 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
     return _summarise(run, config, setup, round, verdict)
 
 
+def _privacy(config: Config, setup: Setup, rounds: int) -> dict[str, float]:
+    """Epsilon and delta after so many rounds; nothing where there is no noise."""
+    if not config.federation.noise:
+        return {}
+    clients = len(setup.training)
+    cohort = cohort_of(config.federation, clients)
+    spent = privacy.epsilon(intake_of(config.federation), clients, cohort, rounds)
+    return {"epsilon": spent, "delta": config.federation.delta}
+
+
 def _lines(round: Round, pooled: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """One line per client and metric is the primary record; lines without a client are about the whole round."""
     number = round.t + 1
     for k, reason in {**round.retried, **round.failures}.items():
         yield {"round": number, "client": k, "event": "skipped" if k in round.failures else "retried", "reason": reason}
+    if round.undone:
+        yield {"round": number, "event": "undone", "reason": round.undone}
     for k, values in round.infos.items():
         for metric, value in values.items():
             yield {"round": number, "client": k, "metric": metric, "value": value}
@@ -158,6 +174,7 @@ def _summarise(run: Run, config: Config, setup: Setup, last: Round, verdict: Ver
     trained = sum(len(setup.clients[k].train.y) for k in setup.training)
     summary: dict[str, Any] = {**chosen(verdict.pooled), "examples_train": trained, **_totals(run.record.read())}
     summary |= {"parameters": verdict.parameters, "parameters_server": trees.count(last.server)}
+    summary |= _privacy(config, setup, config.federation.rounds)
     what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"
     summary["evaluated"] = what
     summary["label_prior"] = config.federation.label_prior

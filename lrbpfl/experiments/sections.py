@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from lrbpfl.core.descent import Schedule
+from lrbpfl.engines.intake import FARTHEST, Aggregate
 from lrbpfl.engines.launch import Start
 
 COHORT = 5  # clients a round where nobody says how many
@@ -100,9 +101,23 @@ class FederationSection(Section):
     coverage: Annotated[float, Field(gt=0, lt=1)] | None = None  # promised of each client's sets; None: no sets
     confidence: Annotated[float, Field(gt=0, lt=1)] | None = None  # that a client's own part keeps it; None: on average
 
+    # An upload is refused if it moved more than so many times the median move of its round and farther than its message
+    # is long, or one of its tensors likewise; 0: none is.
+    farthest: Annotated[float, Field(ge=0)] = FARTHEST
+    # Of what clients move: their mean, as the algorithm weighs them; trimmed, median: by coordinates, all count alike.
+    aggregate: Aggregate = "mean"
+    trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.2  # of the trimmed mean: the share that is cut off at each end
+    clip: Annotated[float, Field(gt=0)] | None = (
+        None  # length to which what a client moves is shortened; None: it is not
+    )
+    noise: Annotated[float, Field(ge=0)] = 0.0  # on the sum of clipped moves, its std as a multiple of clip; 0: none
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5  # at which the epsilon of that noise is told
+
     def idle(self) -> set[str]:
         """Keys of what is switched off."""
         off = {"schedule": self.schedule == "constant", "temper": self.temper == "no"}
+        off |= {"farthest": self.farthest == FARTHEST, "aggregate": self.aggregate == "mean"}
+        off |= {"trim": self.aggregate != "trimmed", "noise": not self.noise, "delta": not self.noise}
         return {key for key, is_off in off.items() if is_off}
 
 

@@ -75,7 +75,7 @@ class Result(NamedTuple):
     class_names: dict[int, str]  # where the data name them
     layers: list[str]  # that carry a mask
     max_rank: int
-    events: list[Mapping[str, Any]]  # clients that were left out, run again or not judged
+    events: list[Mapping[str, Any]]  # clients that were left out, run again or not judged, rounds undone
     refused: dict[int, str]  # why clients have no promise of coverage, where some have
 
 

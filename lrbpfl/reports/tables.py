@@ -149,4 +149,7 @@ def footnote(summary: Mapping[str, Mapping[str, Any]]) -> str:
     for how, words in {"client": "a temperature for each client", "all": "one temperature for all clients"}.items():
         if names := [name for name, s in summary.items() if s.get("temper") == how]:
             text += f"\nTempered after training, with {words}: {', '.join(names)}."
+    if spent := {name: s for name, s in summary.items() if "epsilon" in s}:
+        each = ", ".join(f"{name} {s['epsilon']:.3g} (at delta {s['delta']:g})" for name, s in spent.items())
+        text += f"\nEpsilon, of what the server averaged, for all that a client holds: {each}."
     return text

@@ -187,8 +187,8 @@ def same_rounds(some: list[Round], others: list[Round]) -> bool:
 
 
 def _same_round(a: Round, b: Round) -> bool:
-    told = (a.t, a.cohort, a.accepted, a.failures, repr(a.infos), a.bytes_down, a.bytes_up)
-    told_too = (b.t, b.cohort, b.accepted, b.failures, repr(b.infos), b.bytes_down, b.bytes_up)
+    told = (a.t, a.cohort, a.accepted, a.failures, a.undone, repr(a.infos), a.bytes_down, a.bytes_up)
+    told_too = (b.t, b.cohort, b.accepted, b.failures, b.undone, repr(b.infos), b.bytes_down, b.bytes_up)
     return told == told_too and trees.equal(a.server, b.server) and _same_evaluations(a, b)
 
 

@@ -35,3 +35,20 @@ def test_a_row_is_averaged_by_how_far_each_client_moved_it() -> None:
     biases = average.mean(W, updates, rows=["b"])["b"]
     torch.testing.assert_close(biases, torch.tensor([4.0, 8.0]))
     assert trees.equal(W, before)
+
+
+def test_nobody_counts_for_more_by_moving_a_row_out_of_all_proportion() -> None:
+    """Four move a row by 1 and one by 1000: it counts ten times as much as each of them, not a thousand times.
+
+    Where the median is small, a row may move as far as W's longest, here 2, and count for it.
+    """
+    W = {"a": torch.zeros(2, 2), "b": torch.zeros(2)}
+    updates = [update(k, 1, [[1.0, 0.0], [0.0, 0.0]], [0.0, 0.0]) for k in range(4)]
+    far = update(4, 1, [[1000.0, 0.0], [0.0, 0.0]], [0.0, 0.0])
+    found = average.mean(W, [*updates, far], rows=["a"])["a"][0, 0]
+    torch.testing.assert_close(found, torch.tensor((4 * 1 + 10 * 1000) / 14))
+    long = {"a": torch.tensor([[0.0, 0.0], [2.0, 0.0]]), "b": torch.zeros(2)}
+    still = [update(k, 1, [[0.0, 0.001], [2.0, 0.0]], [0.0, 0.0]) for k in range(4)]
+    holder = update(4, 1, [[0.0, 1.5], [2.0, 0.0]], [0.0, 0.0])
+    found = average.mean(long, [*still, holder], rows=["a"])["a"][0, 1]
+    torch.testing.assert_close(found, torch.tensor((4 * 0.001**2 + 1.5**2) / (4 * 0.001 + 1.5)))

@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from lrbpfl import trees
-from lrbpfl.algorithms import ballots
+from lrbpfl.algorithms import ballots, evidence
 from lrbpfl.algorithms.ballots import CAUTIOUS, NOISES, STEPS, Ballot, Choice
 from lrbpfl.algorithms.lr_bpfl import LRBPFL, Message
-from lrbpfl.algorithms.protocol import Update
+from lrbpfl.algorithms.protocol import Task, Update
 from lrbpfl.core.descent import Data
 from lrbpfl.rng import generator
 from tests.algorithms.hand import play, start
@@ -150,3 +151,35 @@ def test_a_client_with_one_example_takes_part_and_does_not_vote(toy: Toy) -> Non
     assert trees.fault(up, down) is None and math.isfinite(info["loss"]) and not trees.equal(up.W, down.W)
     server = algorithm.server_aggregate(toy.task, run.server, [Update(0, 1, up)], generator(0))
     assert server.tally is not None and float(server.tally.examples.sum()) == 0.0
+
+
+def test_what_can_be_cast_is_no_fault() -> None:
+    """Also where every example is as likely, or as unlikely, as can be."""
+    least = evidence.LEAST
+    for gains in ([0.1, -3.0, 2.0], [-least] * 3, [least] * 3, [least, -least, 0.0], [0.3] * 3):
+        assert ballots.fault(vote({(2, 1): gains}), num_clients=100) is None
+    assert ballots.fault(ballots.blank(), num_clients=100) is None
+    likely = {place: least * torch.rand(3, 3, generator=generator(place)) for place in (1, 2, 3)}
+    assert ballots.fault(ballots.cast(likely), num_clients=100) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "words"),
+    [
+        ("gains", 1e30, "gains more than 87 nats"),
+        ("gains", -270.0, "gains more than 87 nats"),
+        ("gains", 100.0, "sums of squares"),  # three examples with squares of 5 gain 3.9 at most
+        ("squares", 1e30, "sums of squares"),
+        ("squares", -1.0, "sums of squares"),
+        ("examples", 4.0, "counts 4 examples, and a client has 3 at most"),
+        ("examples", 1e30, "examples, and a client has 3 at most"),
+        ("examples", 2.5, "no whole number"),
+        ("examples", -1.0, "no whole number"),
+        ("examples", 0.0, "gains more than"),
+    ],
+)
+def test_what_no_client_can_have_cast_is_told(part: str, value: float, words: str) -> None:
+    ballot = vote({(2, 1): [1.0, 2.0, 0.0]})
+    getattr(ballot, part)[2, 1] = value
+    assert words in str(ballots.fault(ballot, num_clients=100))
+    assert words in str(LRBPFL().fault(Task(nn.Linear(1, 2), 2, num_clients=100), Message({}, ballot)))

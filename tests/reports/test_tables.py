@@ -114,3 +114,10 @@ def test_a_long_setting_is_folded_and_never_cut_in_eighty_columns() -> None:
     width = next(line.index("NLL") for line in lines if "NLL" in line) - 4  # a value is three characters wider
     assert "".join(line[:width].strip() for line in lines[5:]) == "server_optimiser=momentum,server_lr=0.3"
     assert "…" not in capture.get()
+
+
+def test_the_footnote_tells_an_epsilon_where_there_is_one() -> None:
+    scores = {"evaluated": "each client's own model", "clients": 3, "examples": 30}
+    text = footnote({"fedavg": {**scores, "epsilon": 12.345, "delta": 1e-5}, "local": scores})
+    assert text.endswith("for all that a client holds: fedavg 12.3 (at delta 1e-05).")
+    assert "Epsilon" not in footnote({"local": scores})
