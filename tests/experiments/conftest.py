@@ -12,6 +12,7 @@ from torch import nn
 
 from lrbpfl import documents, trees
 from lrbpfl.algorithms import ALGORITHMS
+from lrbpfl.disk import LOCK
 from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import Config, parse
 from lrbpfl.experiments.runner import Progress, start
@@ -72,7 +73,7 @@ def files(path: Path) -> Iterator[Path]:
 
 def contents(path: Path) -> dict[str, Any]:
     """Everything in a run's directory that does not tell the time; tensors as bytes."""
-    found: dict[str, Any] = {str(file): (path / file).read_bytes() for file in files(path)}
+    found: dict[str, Any] = {str(file): (path / file).read_bytes() for file in files(path) if file.name != LOCK}
     found["metrics.jsonl"] = [line for line in Run(path).read_record() if line.get("metric") != "seconds"]
     found["summary.json"] = {
         name: {key: value for key, value in table.items() if key != "seconds"}
