@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from lrbpfl.errors import BadInput, plain, shown
+
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 
@@ -18,6 +20,20 @@ def write_file(path: Path, data: bytes, *, private: bool = False) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.rename(path)
+
+
+def usable(path: str | os.PathLike[str], *, home: bool = False) -> Path:
+    """The path, whether or not something is there; refused if this system could never have it.
+
+    With ``home``, a leading ~ is somebody's home directory.
+    """
+    try:
+        found = Path(path).expanduser() if home else Path(path)
+        found.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, somebody's home that is not there
+        reason = (error.strerror if isinstance(error, OSError) else None) or plain(error, 200)
+        raise BadInput(f"the path {shown(str(path))} cannot be used: {reason}") from None
+    return found
 
 
 def private_folder(path: Path) -> Path:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lrbpfl.errors import plain
 from lrbpfl.experiments.build import build
 from lrbpfl.experiments.config import Config
 from lrbpfl.experiments.runner import Progress, resume, start
@@ -46,7 +47,7 @@ def run_cells(
                 built = build(config, progress=loading)
                 summary = start(built.config, folder, built.setup, progress(label, config))
         except Exception as error:
-            yield label, Cell(path=folder, scores={}, failure=f"{type(error).__name__}: {error}")
+            yield label, Cell(path=folder, scores={}, failure=f"{type(error).__name__}: {plain(error, 500)}")
             continue
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)
         if not keep_models(config):
