@@ -7,6 +7,7 @@ from pathlib import Path
 from lrbpfl.disk import usable, write_file
 from lrbpfl.errors import BadInput
 from lrbpfl.reports.collect import collect
+from lrbpfl.reports.finished import reading
 from lrbpfl.reports.page import render
 
 
@@ -18,7 +19,8 @@ def report(runs: Sequence[Path], out: Path | None, figures: Path | None) -> None
     if out.is_dir():
         raise BadInput(f"{out} is a directory, and --out names the page: give a file like {out / 'report.html'}")
     results = collect(runs)
-    files = {out: render(results).encode(errors="replace")}
+    with reading(runs[0]):  # files that are well each may still contradict each other
+        files = {out: render(results).encode(errors="replace")}
     if figures:
         usable(figures)
         from lrbpfl.reports.figures import draw
