@@ -29,8 +29,9 @@ ODD = [
     "", "0", "-1", "1", "2", "0.5", "1e308", "-1e308", "1e-320", "nan", "inf", "true", "1_000", "0x" + "f" * 40,
     "9" * 30, "9" * 5000, "0x" + "f" * 5000, "[]", "[1, 2]", "[" * 2000, "[" * 200 + "]" * 200, "{}", "{a = 1}", "'x'",
     '"\\u0000"', "[/red]", "~nobody1/x", "/dev/null", "/proc/self/mem", "..", "x" * 5000, "a/" * 3000, "\x1b[31m",
-    "\ud800",     "2020-01-01", "1979-05-27T07:32:00Z", "none", "auto", "cosine", "client", "natural", "dirichlet", "size", "concept",
-    "features", "pooled", "all", "resnet", "cnn", "validation", "serial", "meta", "cuda:99", "mps", "spawn", "digits",
+    "\ud800", "2020-01-01", "1979-05-27T07:32:00Z", "none", "auto", "cosine", "client", "natural", "dirichlet", "size",
+    "concept", "features", "pooled", "all", "resnet", "cnn", "validation", "serial", "meta", "cuda:99", "mps",
+    "spawn", "digits",
 ]  # fmt: skip
 values = st.one_of(st.sampled_from(ODD), st.text(max_size=20), st.integers().map(str), st.floats().map(str))
 keys = st.one_of(
@@ -59,13 +60,20 @@ def nothing_trains() -> object:
         yield
 
 
-@fuzz(60)
-@given(st.sampled_from(NAMES), st.lists(st.tuples(keys, values), min_size=1, max_size=3))
-def test_settings(place: Place, name: str, chosen: list[tuple[str, str]]) -> None:
-    given = [
-        part for key, value in chosen for part in ("-s", f"{key.replace(f'algorithm.{name}.', 'algorithm.')}={value}")
-    ]
-    check(place(), "run", "-q", "-a", name, *SMALL, *given)
+@st.composite
+def settings_of(draw: st.DrawFn, name: str) -> list[str]:
+    """Mostly keys that there are, with values that are mostly of a type they could have."""
+    method = name.partition(":")[0]
+    own = [key for key in KEYS if not key.startswith("algorithm.") or key.startswith(f"algorithm.{method}.")]
+    known = st.sampled_from(own).map(lambda key: key.replace(f"algorithm.{method}.", "algorithm."))
+    pairs = draw(st.lists(st.tuples(st.one_of(known, known, known, keys), values), min_size=1, max_size=3))
+    return [part for key, value in pairs for part in ("-s", f"{key}={value}")]
+
+
+@fuzz(80)
+@given(st.data(), st.sampled_from(NAMES))
+def test_settings(place: Place, data: st.DataObject, name: str) -> None:
+    check(place(), "run", "-q", "-a", name, *SMALL, *data.draw(settings_of(name)))
 
 
 @fuzz(20)
@@ -126,6 +134,6 @@ def test_paths(place: Place, command: str, path: str) -> None:
         "predict": (f"--input={path}", "--", path),
         "export": (f"--to={path}.onnx", "--", path),
         "onboard": (f"--data={path}", f"--out={path}", "--", path),
-        "paper": ("report", f"--runs={path}", f"--out={path}"),
+        "paper": ("report", "rank-map", "--seeds=1", f"--runs={path}", f"--out={path}"),
     }
     check(place(), command, *more[command])
