@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from lrbpfl.errors import BadInput
+from lrbpfl.errors import BadInput, plain, shown
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 LOCK = ".lock"
@@ -64,6 +64,20 @@ def make_durable(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def usable(path: str | os.PathLike[str], *, home: bool = False) -> Path:
+    """The path, whether or not something is there; refused if this system could never have it.
+
+    With ``home``, a leading ~ is somebody's home directory.
+    """
+    try:
+        found = Path(path).expanduser() if home else Path(path)
+        found.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL in it, somebody's home that is not there
+        reason = (error.strerror if isinstance(error, OSError) else None) or plain(error, 200)
+        raise BadInput(f"the path {shown(str(path))} cannot be used: {reason}") from None
+    return found
 
 
 def private_folder(path: Path) -> Path:

@@ -4,11 +4,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from math import prod
 
+import torch
 from torch import Tensor, nn
 
 from lrbpfl.errors import BadInput
 
 Shape = tuple[int, ...]  # of one input
+LARGEST = 2**27  # parameters of a network that is made because data, or a file, ask for it
 
 
 def cnn(num_classes: int, shape: Shape = (3, 32, 32)) -> nn.Module:
@@ -90,3 +92,20 @@ def auto(num_classes: int, shape: Shape) -> nn.Module:
 
 
 MODELS: dict[str, Callable[[int, Shape], nn.Module]] = {"auto": auto, "cnn": cnn, "mlp": mlp, "resnet": resnet}
+
+
+def parameters(name: str, num_classes: int, shape: Shape) -> int:
+    """How many parameters the network of this name would have; it is not made."""
+    with torch.device("meta"):  # takes no memory
+        return sum(p.numel() for p in MODELS[name](num_classes, shape).parameters())
+
+
+def make(name: str, num_classes: int, shape: Shape) -> nn.Module:
+    """The network of this name for these classes and inputs, if it is not larger than anybody would want."""
+    size = parameters(name, num_classes, shape)
+    if size > LARGEST:
+        raise BadInput(
+            f"model {name!r} would have {size:,} parameters for inputs of shape {shape} and {num_classes} classes, and "
+            f"at most {LARGEST:,} are allowed: give smaller inputs, or a network of your own in Python"
+        )
+    return MODELS[name](num_classes, shape)

@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "documents": {"disk", "errors", "trees"},
     "states": {"disk", "documents", "errors", "journal", "trees"},
     "plugins": {"errors"},
-    "data": {"errors", "rng"},
+    "data": {"errors", "rng", "disk"},
     "metrics": {"errors", "rng"},
     "models": {"errors", "rng"},
     "core": BASE,

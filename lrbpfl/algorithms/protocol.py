@@ -14,10 +14,12 @@ from lrbpfl.trees import Tree
 
 # Fields of an algorithm are checked wherever they come from: Python, a file, the command line.
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-Count = Annotated[int, Ge(1)]
-Steps = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
+MOST = 2**16  # of anything that is counted, as in files of clients' models
+LARGEST = 1e9  # of anything else: float32 must hold its products
+Count = Annotated[int, Ge(1), Le(MOST)]
+Steps = Annotated[int, Ge(0), Le(MOST)]
+Positive = Annotated[float, Gt(0), Le(LARGEST)]
+NonNegative = Annotated[float, Ge(0), Le(LARGEST)]
 Probability = Annotated[float, Ge(0), Le(1)]
 
 Info = dict[str, float]  # what a client tells about its training, for curves and progress; no algorithm reads it

@@ -1,13 +1,15 @@
 """`lrbpfl`: the commands, their options and their exit codes. Heavy imports wait until a command needs them."""
 
+import errno
 import sys
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from lrbpfl.cli.personal import commands
-from lrbpfl.errors import BadInput
+from lrbpfl.errors import BadInput, plain, shown
 
 app = typer.Typer(
     help="Calibrated, personalised federated learning: one shared network, a private Bayesian mask at every client.",
@@ -262,8 +264,23 @@ def version(
 
 def run() -> None:
     """The entry point: bad input is one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need be no text
     try:
         app()
     except BadInput as error:
-        print(f"lrbpfl: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(2, error)
+    except RecursionError:
+        _end(2, "the input is nested more deeply than Python can follow")
+    except MemoryError:
+        _end(1, "this machine has too little memory for what was asked for; a run directory that was begun is left")
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _end(2, f"the path {shown(error.filename)} is too long for this system")
+
+
+def _end(code: int, sentence: object) -> NoReturn:
+    print(f"lrbpfl: {plain(sentence)}", file=sys.stderr)
+    sys.exit(code)

@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 
 from lrbpfl import documents
 from lrbpfl.cli.own import network_of
+from lrbpfl.data import npz
 from lrbpfl.data.table_files import SUFFIXES, read_table
 from lrbpfl.data.tables import CLIENT, LABEL, Table, features_of, labels_of
-from lrbpfl.disk import write_file
-from lrbpfl.errors import BadInput
+from lrbpfl.disk import usable, write_file
+from lrbpfl.errors import BadInput, plain, shown
 from lrbpfl.personal.description import features_in
 from lrbpfl.personal.model import PersonalModel, Prediction, load
 from lrbpfl.personal.onboarding import FEWEST, find_shared, onboard
@@ -38,11 +41,13 @@ def join(
     whole: bool,
 ) -> None:
     """Make a new client's model from a finished run and its own data; nothing leaves this machine."""
+    for path in (run, data, out):
+        usable(path)
     if out.exists():
         raise BadInput(f"{out} exists already: name another file with --out")
     x, y = _labelled(data, label, _features_at(run))
     began = time.perf_counter()
-    with Console(stderr=True).status(f"{name} fits its own part to {len(y)} examples"):
+    with Console(stderr=True).status(f"{escape(plain(name, 60))} fits its own part to {len(y)} examples"):
         made = onboard(run, x, y, model=network_of(factory), name=name, hold_out=hold_out)
         made.save(out, whole=whole)
     seconds = time.perf_counter() - began
@@ -63,11 +68,11 @@ def predict(
 ) -> None:
     """What a client's model says of a file of inputs, one row each."""
     if kind not in FORMATS:
-        raise BadInput(f"--format {kind}: give one of {', '.join(FORMATS)}")
+        raise BadInput(f"--format {shown(kind)}: give one of {', '.join(FORMATS)}")
     if kind == "parquet" and out is None:
         raise BadInput("--format parquet is not text: name a file with --out")
     model = load(file, client=client, model=network_of(factory))
-    given = _inputs(data, model.features)
+    given = _inputs(usable(data), model.features)
     said = model.predict(given) if coverage is None else model.predict(given, coverage=coverage, confidence=confidence)
     rows = _rows(said, sets=coverage is not None)
     text = _WRITERS[kind](rows)
@@ -142,18 +147,12 @@ def _cells(values: list[Any]) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def _arrays(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as stream:
-            found = np.load(stream, allow_pickle=False)
-            if not isinstance(found, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            return {key: found[key] for key in found.files}
-    except FileNotFoundError:
-        raise BadInput(f"there is no file {path}") from None
-    except Exception as error:  # NumPy raises many things over broken files
-        raise BadInput(
-            f"{path} cannot be read as a .csv, .json, .parquet or .npz file of plain arrays ({error})"
-        ) from None
+    if not path.is_file():
+        raise BadInput(f"there is no file {path}")
+    if not is_zipfile(path):
+        raise BadInput(f"{path} cannot be read as a .csv, .json, .parquet or .npz file of plain arrays")
+    npz.check_memory(npz.claims(path).values(), str(path))
+    return npz.arrays(path)
 
 
 def _rows(said: Prediction, *, sets: bool) -> list[dict[str, Any]]:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from lrbpfl.disk import write_file
+from lrbpfl.disk import usable, write_file
 from lrbpfl.errors import BadInput
 from lrbpfl.reports.collect import collect
+from lrbpfl.reports.finished import reading
 from lrbpfl.reports.page import render
 
 
@@ -14,12 +15,14 @@ def report(runs: Sequence[Path], out: Path | None, figures: Path | None) -> None
     """Write the page, and the figures if they are asked for; say where."""
     if figures and not find_spec("matplotlib"):
         raise BadInput("--figures needs matplotlib: install it with pip install 'lrbpfl[report]'")
-    out = out or runs[0] / "report.html"
+    out = usable(out or runs[0] / "report.html")
     if out.is_dir():
         raise BadInput(f"{out} is a directory, and --out names the page: give a file like {out / 'report.html'}")
     results = collect(runs)
-    files = {out: render(results).encode(errors="replace")}
+    with reading(runs[0]):  # files that are well each may still contradict each other
+        files = {out: render(results).encode(errors="replace")}
     if figures:
+        usable(figures)
         from lrbpfl.reports.figures import draw
 
         files |= {figures / name: data for name, data in draw(results)}

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from lrbpfl.cli.progress import Display
 from lrbpfl.cli.runs import resumable
-from lrbpfl.disk import write_file
+from lrbpfl.disk import usable, write_file
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import costs, paper
 from lrbpfl.experiments.build import cores
@@ -56,6 +56,7 @@ def run(
 ) -> None:
     """Compute what is not there yet; exit code 1 if a run failed."""
     names = paper.check(items, scale)
+    usable(out)
     cells = _cells(names, scale, seeds, workers, only)
     if dry:
         _plan(cells, out, workers or cores(), overhead=OVERHEAD in names and not paper.overhead_file(out).exists())
@@ -82,6 +83,7 @@ def run(
 def report(items: Sequence[str], scale: str, seeds: int | None, first: int, root: Path, out: Path) -> None:
     """Write a page for each item of which something is finished, and its figure."""
     names = paper.check(items, scale)
+    usable(root), usable(out)
     drawn = find_spec("matplotlib") is not None
     written = []
     for name in names:

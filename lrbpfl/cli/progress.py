@@ -30,7 +30,7 @@ class Display:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent)
         self.plain = quiet or not self.console.is_terminal
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[now]}"),

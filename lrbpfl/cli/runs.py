@@ -12,12 +12,15 @@ from rich.console import Console
 
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.cli.progress import Display
+from lrbpfl.disk import usable
 from lrbpfl.experiments import comparison, config, runner, tracking
 from lrbpfl.experiments.build import build
 from lrbpfl.experiments.store import Run, refuse_existing
 from lrbpfl.reports.collect import collect
 from lrbpfl.reports.tables import best_of, footnote, new_clients_table, promises_table, summary_table
 from lrbpfl.reports.verdict import verdict
+
+NAME = 60  # characters of a directory's name that come from the data's
 
 
 def run(
@@ -33,7 +36,7 @@ def run(
     tracking.check(track)
     tables = config.override(config.read(file) if file else {}, settings)
     if algorithm is not None:
-        tables.setdefault("algorithm", {})["name"] = algorithm
+        tables["algorithm"] = config.section_of(tables, "algorithm") | {"name": algorithm}
     made = config.parse(tables)
     out = out or _fresh(f"{made.algorithm_name}-{made.data.dataset}")
     refuse_existing(out)  # before data are loaded, which may take long
@@ -68,7 +71,7 @@ def compare(
 def resume(directory: Path, *, quiet: bool, track: str | None, any_version: bool) -> None:
     """Whatever is left to do in a directory."""
     tracking.check(track)
-    several = comparison.is_comparison(directory)
+    several = comparison.is_comparison(usable(directory))
     with resumable(directory, _go_on(track)), Display(quiet=quiet, track=track) as display:
         if several:
             summary = comparison.resume_comparison(
@@ -104,7 +107,7 @@ def _go_on(track: str | None) -> str:
 
 def _fresh(name: str) -> Path:
     """A directory below runs/ that does not exist yet."""
-    stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(name).name)
+    stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(name).name)[:NAME]
     return Path("runs") / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
 
 

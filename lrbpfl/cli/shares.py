@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lrbpfl.cli.runs import remark
 from lrbpfl.data import Dataset, Split, permutations
+from lrbpfl.errors import plain
 from lrbpfl.experiments import config
 from lrbpfl.experiments.build import data_remarks, load_data
 from lrbpfl.experiments.deal import Group, deal_groups, shift_group, train_fraction
 from lrbpfl.experiments.sections import DataSection
 
 SHADES = " ░▒▓█"
+NAME = 60  # characters of a client's name in the table
 FEW = 20  # classes, that each have a column
 Counts = np.ndarray[tuple[int], np.dtype[np.int64]]  # (classes,)
 
@@ -40,7 +43,7 @@ def show(file: Path | None, settings: Iterable[str], *, as_json: bool) -> None:
     clients = len(groups[0].splits)
     console.print(f"{clients} clients, {first} examples of {len(dataset.y)}, seed {seed}")
     if dataset.class_names and dataset.num_classes <= FEW:
-        called = ", ".join(f"{c} {name}" for c, name in enumerate(dataset.class_names))
+        called = ", ".join(f"{c} {plain(name, NAME)}" for c, name in enumerate(dataset.class_names))
         console.print(f"classes: {called}", markup=False, highlight=False)
     console.print(_split_line(dataset, made.data), *_shift_lines(dataset, made.data, seed), sep="\n")
     if groups[-1].new_alpha == "sites":
@@ -116,5 +119,5 @@ def _chart(dataset: Dataset, groups: list[Group], section: DataSection, seed: in
         sizes = [str(len(indices)) for indices in part]
         which = shades if few else " ".join(map(str, classes))
         own = [str(k % section.concept_groups) for _ in concept]
-        table.add_row(name, *sizes, str(len(classes)), *own, *corruptions[i : i + 1], which)
+        table.add_row(escape(plain(name, NAME)), *sizes, str(len(classes)), *own, *corruptions[i : i + 1], which)
     return table

@@ -7,7 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from lrbpfl.cli.progress import Display
-from lrbpfl.cli.runs import resumable
+from lrbpfl.cli.runs import NAME, resumable
+from lrbpfl.disk import usable
+from lrbpfl.errors import BadInput, plain
 from lrbpfl.experiments import config, tuning
 from lrbpfl.reports.tables import study_table
 
@@ -27,10 +29,13 @@ def tune(
     """Run the trials, and show them with the best on top; exit code 1 if one of them failed."""
     tables = config.override(config.read(file) if file else {}, settings)
     if algorithm is not None:
-        tables.setdefault("algorithm", {})["name"] = algorithm
+        tables["algorithm"] = config.section_of(tables, "algorithm") | {"name": algorithm}
     trials = tuning.plan(tables, vary, grid=grid, seeds=seeds)
     some = trials[0].configs[0]
-    out = out or Path("runs") / f"tune-{some.algorithm_name}-{Path(some.data.dataset).name}".replace(":", "-")
+    out = out or Path("runs") / f"tune-{some.algorithm_name}-{Path(some.data.dataset).name[:NAME]}".replace(":", "-")
+    if usable(out).exists() and not out.is_dir():
+        raise BadInput(f"{out} is no directory: name another with --out")
+    tuning.check(out, trials, loading=not quiet)
     with resumable(out, "the same command"), Display(quiet=quiet, many=True) as display:
         rows = list(tuning.search(out, trials, display.progress, loading=not quiet, any_version=any_version))
     console = Console()
@@ -40,6 +45,6 @@ def tune(
     console.print(f"In {out}: study.json, and a directory for each run.", soft_wrap=True, markup=False, highlight=False)
     failures = [f"{row.label}: {reason}" for row in rows for reason in row.failures]
     for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
+        print(f"failed: {plain(failure)}", file=sys.stderr)
     if failures:
         sys.exit(1)

@@ -5,13 +5,17 @@ from pathlib import Path
 
 from lrbpfl.errors import BadInput
 
+LONGEST = 2**24  # bytes of the file
+
 
 def read_class_names(file: Path, num_classes: int) -> tuple[str, ...] | None:
     """The names (num_classes,), or None if there is no such file; blank lines do not count."""
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except FileNotFoundError:
+    if not file.exists() and not file.is_symlink():
         return None
+    try:
+        if not file.is_file() or file.stat().st_size > LONGEST:  # a pipe would never end
+            raise OSError("it is no file" if not file.is_file() else f"it is longer than {LONGEST} bytes")
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeError) as error:
         raise BadInput(f"{file} cannot be read as class names in UTF-8 ({error}): correct it or remove it") from error
     names = tuple(filter(None, map(str.strip, lines)))

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lrbpfl.data import cifar
 from lrbpfl.data.class_names import read_class_names
-from lrbpfl.errors import BadInput
+from lrbpfl.disk import usable
+from lrbpfl.errors import BadInput, shown
 
 
 class Dataset(NamedTuple):
@@ -54,12 +55,12 @@ def load(
         if client or label:
             raise BadInput(f"{client or label!r} names a column, and the dataset {name!r} is no table")
         return DATASETS[name](root, progress)
-    path = Path(name).expanduser()
+    path = usable(name, home=True)
     if name and (path.exists() or path.suffix.lower() in (".csv", ".parquet") or path.name != name):
         return read_path(path, client=client, label=label)
-    nearest = difflib.get_close_matches(name.lower(), DATASETS, n=1)
+    nearest = difflib.get_close_matches(name[:80].lower(), DATASETS, n=1)
     hint = f" (nearest: {nearest[0]!r})" if nearest else ""
-    raise BadInput(f"unknown dataset {name!r}{hint}: give {', '.join(DATASETS)}, {KINDS}")
+    raise BadInput(f"unknown dataset {shown(name)}{hint}: give {', '.join(DATASETS)}, {KINDS}")
 
 
 def check(dataset: Dataset) -> None:
@@ -166,7 +167,7 @@ def _cifar(name: str, archive: cifar.Archive, root: Path | None, progress: bool)
 def default_root() -> Path:
     """``$LRBPFL_DATA``, else the user's cache directory."""
     if chosen := os.environ.get("LRBPFL_DATA"):
-        return Path(chosen).expanduser()
+        return usable(chosen, home=True)
     import pooch
 
     return Path(pooch.os_cache("lrbpfl"))

@@ -3,13 +3,10 @@
 A ``classes.txt`` beside them may name the classes, in the order of the labels 0, 1, 2, ...
 """
 
-import zipfile
-import zlib
+from collections import Counter
 from pathlib import Path
 
-import numpy as np
-from numpy.lib.npyio import NpzFile
-
+from lrbpfl.data import npz
 from lrbpfl.data.arrays import as_array
 from lrbpfl.data.class_names import read_class_names
 from lrbpfl.data.clients import Integers, Part, assemble
@@ -18,13 +15,24 @@ from lrbpfl.data.labels import as_labels
 from lrbpfl.data.order import natural_key
 from lrbpfl.errors import BadInput
 
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+WANTED = ("x", "y")
 
 
 def client_files(path: Path, suffix: str) -> list[Path]:
-    """The files of this kind in a folder, hidden ones aside, in the natural order of their names."""
-    files = (file for file in path.iterdir() if file.suffix.lower() == suffix and file.is_file())
-    return sorted((file for file in files if not file.name.startswith(".")), key=lambda file: natural_key(file.stem))
+    """The files of this kind in a folder, hidden ones aside, in the natural order of their names.
+
+    What is called like one and is none, such as a link that leads nowhere, is refused: a client would be missing.
+    """
+    called = (file for file in path.iterdir() if file.suffix.lower() == suffix and not file.name.startswith("."))
+    files = sorted(called, key=lambda file: natural_key(file.stem))
+    for file in files:
+        if not file.is_file():
+            what = "is a link that leads nowhere" if file.is_symlink() and not file.exists() else "is no file"
+            raise BadInput(f"{file} {what}: mend it, or remove it if there is no such client")
+    for stem, times in Counter(file.stem for file in files).items():
+        if times > 1:
+            raise BadInput(f"{path} holds {times} files of a client {stem!r}: every client needs a name of its own")
+    return files
 
 
 def load_folder(path: Path, *, integers: Integers = "numbers") -> Dataset:
@@ -34,6 +42,7 @@ def load_folder(path: Path, *, integers: Integers = "numbers") -> Dataset:
     files = client_files(path, ".npz")
     if not files:
         raise BadInput(f"{path} holds no client-name.npz: put one file for each client there, with arrays x and y")
+    npz.check_memory((claim for file in files for claim in npz.claims(file, WANTED).values()), str(path))
     parts = [_read(file) for file in files]
     names = read_class_names(path / "classes.txt", _num_classes(parts))
     return assemble(path.resolve().name, parts, integers=integers, class_names=names)
@@ -46,15 +55,7 @@ def _num_classes(parts: list[Part]) -> int:
 
 def _read(file: Path) -> Part:
     """One client's x (n, *input) and y (n,)."""
-    try:
-        with file.open("rb") as stream:
-            arrays = np.load(stream, allow_pickle=False)
-            if not isinstance(arrays, NpzFile):
-                raise ValueError("it holds a single array")
-            content = {key: arrays[key] for key in ("x", "y") if key in arrays}
-    except _UNREADABLE as error:
-        reason = str(error) or type(error).__name__
-        raise BadInput(f"{file} cannot be read as an .npz file of plain arrays ({reason})") from error
+    content = npz.arrays(file, WANTED)
     if len(content) < 2:
         missing = " and ".join(sorted({"x", "y"} - set(content)))
         raise BadInput(f"{file} has no array {missing}: every client's file needs x and y")

@@ -23,7 +23,9 @@ def picture_files(path: Path) -> Iterator[Path]:
     """The images anywhere below the folder, hidden ones aside."""
     for file in sorted(path.rglob("*")):
         hidden = any(piece.startswith(".") for piece in file.relative_to(path).parts)
-        if file.suffix.lower() in SUFFIXES and file.is_file() and not hidden:
+        if file.suffix.lower() in SUFFIXES and not hidden and not file.is_dir():
+            if not file.is_file():  # a link that leads nowhere, or a pipe
+                raise BadInput(f"{file} is no file that can be read: mend it, or remove it")
             yield file
 
 

@@ -29,7 +29,8 @@ def as_labels(values: Any, where: str) -> npt.NDArray[Any]:
     if y.dtype.kind == "b":
         return y.astype(np.int64)
     if y.dtype.kind == "f":
-        wrong = np.flatnonzero(~np.isfinite(y) | (y != np.rint(y)) | (np.abs(y) > 2**53))
+        wide = y.astype(np.float64)  # 16 bits do not hold the limit
+        wrong = np.flatnonzero(~np.isfinite(wide) | (wide != np.rint(wide)) | (np.abs(wide) > 2**53))
         if len(wrong):
             found = f"{where} has the label {y[wrong[0]].item()!r} in row {wrong[0]}"
             raise BadInput(f"{found}, and labels must be whole numbers or text")

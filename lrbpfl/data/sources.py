@@ -10,6 +10,7 @@ from lrbpfl.data.clients import Integers, Part, assemble
 from lrbpfl.data.datasets import Dataset
 from lrbpfl.data.folder import client_files, load_folder
 from lrbpfl.data.images import load_images, picture_files
+from lrbpfl.disk import usable
 from lrbpfl.errors import BadInput
 
 KINDS = (
@@ -37,7 +38,7 @@ def read_clients(
     if integers not in ("numbers", "tokens"):
         raise BadInput(f"integers is {integers!r}, and must be 'numbers' or 'tokens'")
     if isinstance(source, str | PathLike):
-        return read_path(Path(source).expanduser(), client=client, label=label, integers=integers)
+        return read_path(usable(source, home=True), client=client, label=label, integers=integers)
     if type(source).__name__ in ("DatasetDict", "IterableDatasetDict"):
         raise BadInput(f"these are the splits {', '.join(source)}, and no clients: give one of them")
     if isinstance(source, Mapping):

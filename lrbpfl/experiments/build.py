@@ -20,13 +20,13 @@ from lrbpfl.engines import registry as engines
 from lrbpfl.engines.loop import Engine
 from lrbpfl.engines.options import Options
 from lrbpfl.engines.work import ClientData, Setup, check_setup
-from lrbpfl.errors import BadInput
+from lrbpfl.errors import BadInput, plain, shown
 from lrbpfl.experiments import promises
 from lrbpfl.experiments.config import OWN, Config
 from lrbpfl.experiments.deal import Group, NewKind, deal_groups, is_natural, settled, shift_group
 from lrbpfl.experiments.provenance import digest
 from lrbpfl.experiments.sections import COHORT, DataSection, FederationSection
-from lrbpfl.models import MODELS
+from lrbpfl.models import make
 from lrbpfl.states import States
 
 
@@ -105,7 +105,7 @@ def _setup(config: Config, dataset: Dataset, groups: list[Group], progress: bool
     promises.check_parts(asked.coverage, asked.confidence, config.data.calibration_fraction, clients)
     shape = tuple(dataset.x.shape[1:])
     task = Task(
-        model=MODELS[config.federation.model](dataset.num_classes, shape).eval(),
+        model=make(config.federation.model, dataset.num_classes, shape).eval(),
         num_classes=dataset.num_classes,
         label_prior=config.federation.label_prior or 0.0,
         public=public,
@@ -224,7 +224,7 @@ def usable_device(name: str) -> str:
     """The device, if this machine has it."""
     try:
         torch.zeros(1, device=name).cpu()
-    except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"engine.device = {name!r} cannot be used here: {reason}") from None
+    except (RuntimeError, AssertionError, ImportError, ValueError) as error:
+        reason = plain(str(error).partition("\n")[0], 300)
+        raise BadInput(f"engine.device = {shown(name)} cannot be used here: {reason}") from None
     return name

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lrbpfl.disk import DiskFault, remove_folder
+from lrbpfl.errors import plain
 from lrbpfl.experiments import provenance
 from lrbpfl.experiments.build import build, data_hash
 from lrbpfl.experiments.config import Config
@@ -47,7 +48,7 @@ def run_cells(
         except DiskFault:
             raise
         except Exception as error:
-            yield label, Cell(path=folder, scores={}, failure=f"{type(error).__name__}: {error}")
+            yield label, Cell(path=folder, scores={}, failure=f"{type(error).__name__}: {plain(error, 500)}")
             continue
         remove_folder(folder / "checkpoint")
         if not keep_models(config):

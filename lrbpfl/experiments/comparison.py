@@ -10,9 +10,9 @@ from typing import Any
 from lrbpfl.algorithms.protocol import wishes_of
 from lrbpfl.disk import locked, write_file
 from lrbpfl.engines.work import check_setup
-from lrbpfl.errors import BadInput
+from lrbpfl.errors import BadInput, shown
 from lrbpfl.experiments.build import Built, build
-from lrbpfl.experiments.config import Config, make_algorithm, parse, unknown
+from lrbpfl.experiments.config import Config, make_algorithm, parse, section_of, unknown
 from lrbpfl.experiments.provenance import versions
 from lrbpfl.experiments.runner import Progress, resume, start
 from lrbpfl.experiments.sections import DataSection
@@ -23,7 +23,9 @@ def plan(tables: Mapping[str, Any], names: Sequence[str]) -> dict[str, Config]:
     """A configuration for each algorithm: shared sections, and fields from its own table algorithm.NAME."""
     if len(set(names)) < len(names):
         raise BadInput(f"an algorithm is named twice: {', '.join(names)}")
-    own = dict(tables.get("algorithm", {}))
+    if not names:
+        raise BadInput("no algorithm is named: give at least one, or: all")
+    own = section_of(tables, "algorithm")
     for name in own:
         if name not in names:
             raise unknown("algorithm of this comparison", name, names)
@@ -33,7 +35,7 @@ def plan(tables: Mapping[str, Any], names: Sequence[str]) -> dict[str, Config]:
     fields = {name: own.get(name, {}) for name in names}
     for name, table in fields.items():
         if not isinstance(table, dict):
-            raise BadInput(f"algorithm.{name} is a section with keys, not the value {table!r}")
+            raise BadInput(f"algorithm.{name} is a section with keys, not the value {shown(table)}")
     asked = [wishes_of(make_algorithm(name, table)) for name, table in fields.items()]
     for section, key in (("data", "public_fraction"), ("federation", "label_prior")):  # what one asks for, all get
         if isinstance(common.get(section, {}), dict):
@@ -85,7 +87,16 @@ def is_comparison(path: Path) -> bool:
 
 def parts(path: Path) -> dict[str, Path]:
     """The run directory of each algorithm of a comparison."""
-    return {name: _folder(path, name) for name in read_tables(path)["compare"]["algorithms"]}
+    return {name: _folder(path, name) for name in _names(path, read_tables(path))}
+
+
+def _names(path: Path, tables: Mapping[str, Any]) -> list[str]:
+    """The algorithms that a comparison's config.toml lists; directories are called by them."""
+    found = section_of(tables, "compare").get("algorithms")
+    fine = isinstance(found, list) and found and all(isinstance(name, str) and name.strip(".") for name in found)
+    if not isinstance(found, list) or not fine or len(set(found)) < len(found) or any("/" in name for name in found):
+        raise BadInput(f"{path / 'config.toml'} cannot be used: its compare.algorithms is no list of algorithms")
+    return found
 
 
 def resume_comparison(
@@ -93,8 +104,8 @@ def resume_comparison(
 ) -> dict[str, Any]:
     """Go on with a comparison that was cut off: finished runs stay, the others are finished or begun."""
     tables = read_tables(path)
-    names = tables.pop("compare")["algorithms"]
-    configs = plan(tables, names)
+    names = _names(path, tables)
+    configs = plan({section: table for section, table in tables.items() if section != "compare"}, names)
     summary: dict[str, Any] = {}
     finished = all((folder / "summary.json").exists() for folder in (path, *(_folder(path, name) for name in names)))
     with nullcontext() if finished else locked(path):

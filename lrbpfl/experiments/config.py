@@ -17,7 +17,7 @@ from lrbpfl.engines import privacy
 from lrbpfl.engines import registry as engines
 from lrbpfl.engines.intake import Intake
 from lrbpfl.engines.intake import check as check_intake
-from lrbpfl.errors import BadInput, nearest
+from lrbpfl.errors import BadInput, nearest, plain, shown
 from lrbpfl.errors import unknown as unknown
 from lrbpfl.experiments.promises import check_calibration
 from lrbpfl.experiments.sections import DataSection, EngineSection, FederationSection, Section
@@ -27,6 +27,7 @@ S = TypeVar("S", bound=Section)
 SECTIONS: dict[str, type[Section]] = {"data": DataSection, "federation": FederationSection, "engine": EngineSection}
 TEMPER: Literal["client", "all"] = "all"  # what the suffix +temper asks for: few examples of its own mislead a client
 OWN = "own"  # the model, and the data, of somebody who brought them in Python: no configuration can load them
+LONGEST = 2**20  # bytes of a file
 CALIBRATION = 0.15  # of the training part, where temperatures or promises are fitted and nobody says on how much
 
 
@@ -85,6 +86,7 @@ def parse(tables: Mapping[str, Any]) -> Config:
         algorithm=algorithm,
     )
     _cross_check(config)
+    _check_written(config)
     return config
 
 
@@ -130,18 +132,31 @@ def _section(name: str, model: type[S], tables: Mapping[str, Any]) -> S:
 
 def _table(name: str, table: Any) -> dict[str, Any]:
     if not isinstance(table, dict):
-        raise BadInput(f"{name} is a section with keys, not the value {table!r}")
+        raise BadInput(f"{shown(name)[1:-1]} is a section with keys, not the value {shown(table)}")
     return table
+
+
+def section_of(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A copy of one section, empty if it is not there; a value in its place is refused."""
+    return dict(_table(name, tables.get(name, {})))
 
 
 def _explain(section: str, error: ValidationError, known: Iterable[str]) -> BadInput:
     """The first fault as one sentence."""
     fault = error.errors()[0]
-    key = str(fault["loc"][0])
+    key = str(fault["loc"][0]) if fault["loc"] else "name"
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return unknown(f"key of {section}", key, known)
     message = fault["msg"][0].lower() + fault["msg"][1:]
-    return BadInput(f"{section}.{key} = {fault['input']!r}: {message}")
+    return BadInput(f"{section}.{key} = {shown(fault['input'])}: {plain(message, 300)}")
+
+
+def _check_written(config: Config) -> None:
+    """Refuse what no config.toml could hold: file names that are no text."""
+    try:
+        to_toml(config.tables()).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadInput(f"this configuration cannot be written down as TOML: {plain(error, 200)}") from None
 
 
 def _cross_check(config: Config) -> None:
@@ -152,7 +167,7 @@ def _cross_check(config: Config) -> None:
         raise unknown("model", federation.model, MODELS)
     kind, kinds = config.engine.kind, engines.names()
     if kind not in kinds:
-        raise BadInput(f"engine.kind = {kind!r}: no such engine{nearest(kind, kinds)}; known: {', '.join(kinds)}")
+        raise BadInput(f"engine.kind = {shown(kind)}: no such engine{nearest(kind, kinds)}; known: {', '.join(kinds)}")
     if federation.evaluate_on == "validation" and data.validation_fraction == 0:
         raise BadInput("federation.evaluate_on = 'validation' needs data.validation_fraction above 0")
     check_intake(intake_of(federation), "federation.")
@@ -171,30 +186,50 @@ def read(path: Path, *, whole: bool = False) -> dict[str, Any]:
     """The tables of a TOML file; those of a run's config.toml without what it was made with, unless `whole`."""
     try:
         with path.open("rb") as file:
-            return {name: table for name, table in tomllib.load(file).items() if whole or name != "versions"}
+            return {name: table for name, table in _tables(file.read()).items() if whole or name != "versions"}
     except FileNotFoundError:
         raise BadInput(f"there is no configuration file {path}") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read as TOML: {error}") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{plain(path, 300)} cannot be read as TOML: {plain(error, 300)}") from None
+
+
+def _tables(data: bytes) -> dict[str, Any]:
+    """What TOML holds; ValueError for anything that is none, however deep or long."""
+    if len(data) > LONGEST:
+        raise ValueError(f"it is longer than {LONGEST} bytes")
+    try:
+        return tomllib.loads(data.decode())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def override(tables: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
     """The tables with `section.key=value` settings on top; a value is read as TOML, or else as a string."""
-    result: dict[str, Any] = copy.deepcopy(dict(tables))
+    try:
+        result: dict[str, Any] = copy.deepcopy(dict(tables))
+    except RecursionError:
+        raise BadInput("the configuration is nested too deeply: sections hold keys, and keys hold values") from None
     for setting in settings:
         path, equals, text = setting.partition("=")
         *sections, key = path.strip().split(".")
         if not (equals and sections and key and all(sections)):
-            raise BadInput(f"--set {setting!r} is not of the form section.key=value, e.g. federation.rounds=40")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
+            raise BadInput(f"--set {shown(setting)} is not of the form section.key=value, e.g. federation.rounds=40")
+        value = _value(setting, text)
         table = result
         for section in sections:
             table = _table(section, table.setdefault(section, {}))
         table[key] = value
     return result
+
+
+def _value(setting: str, text: str) -> Any:
+    """What a setting says: TOML, or else a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists in lists
+        raise BadInput(f"--set {shown(setting)} cannot be read: it is too long or nested too deeply") from None
 
 
 def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:

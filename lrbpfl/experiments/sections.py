@@ -9,7 +9,10 @@ from lrbpfl.engines.intake import FARTHEST, Aggregate
 from lrbpfl.engines.launch import Start
 
 COHORT = 5  # clients a round where nobody says how many
-Count = Annotated[int, Field(ge=1)]
+MOST = 10**7  # of anything that is counted
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Groups = Annotated[int, Field(ge=2, le=MOST)]
+Seed = Annotated[int, Field(ge=0, le=2**256)]
 # One value stands for a list of one.
 Several = BeforeValidator(lambda given: tuple(given) if isinstance(given, list | tuple) else (given,))
 Alphas = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1), Several]
@@ -61,10 +64,10 @@ class DataSection(Section):
     # s of features: x exp(N(0, s^2)) + u N(0, s^2) for each feature, u the power of ten nearest to a feature's spread;
     # of uint8 images: contrast times exp(N(0, s^2)), and brightness and turns of 64 s levels and 30 s degrees.
     shift_strength: Annotated[float, Field(ge=0)] = 0.5
-    concept_groups: Annotated[int, Field(ge=2)] = 2  # client k is in group k mod this; group 0 keeps its labels
+    concept_groups: Groups = 2  # client k is in group k mod this; group 0 keeps its labels
     corruptions: bool = False  # every client's images are spoilt in a way of its own
     # So many for each of new_alpha, or of a natural partition's own; they never train and are judged at the end.
-    new_clients: Annotated[int, Field(ge=0)] = 0
+    new_clients: Annotated[int, Field(ge=0, le=MOST)] = 0
     new_sites: Names = ()  # the same for clients of a natural partition, by their names
     new_alpha: Alphas = (0.1,)  # of the Dirichlet partitions of what is held out for new clients
     # What is held out for them, of every class. None: the official test set, or a fifth where there is none.
@@ -86,8 +89,8 @@ class FederationSection(Section):
     rounds: Count = 30  # T, in each of which some clients train
     cohort: Count | None = None  # clients a round, tau K; None: 5, or all if there are fewer
     schedule: Schedule = "constant"  # of the shared network's rate over the rounds; cosine: falling to 0
-    seed: Annotated[int, Field(ge=0)] = 0  # of all that is random: who gets what, where training starts, every draw
-    evaluate_every: Annotated[int, Field(ge=0)] = 10  # rounds; 0: after the last one only
+    seed: Seed = 0  # of all that is random: who gets what, where training starts, every draw
+    evaluate_every: Annotated[int, Field(ge=0, le=MOST)] = 10  # rounds; 0: after the last one only
     judged: Count | None = None  # clients that are then judged, always the same ones, drawn by the seed; None: all
     judged_last: Count | None = None  # the same after the last round, where each also gets a file with its own model
     evaluate_on: Literal["test", "validation"] = "test"  # the part of each client's examples that judges its model
@@ -125,7 +128,7 @@ class EngineSection(Section):
     """How it is computed; nothing here changes a number."""
 
     kind: str = "processes"  # or serial (all in this process), or what an installed package offers under lrbpfl.engines
-    workers: Annotated[int, Field(ge=0)] = 0  # 0: one for each core
+    workers: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: one for each core
     device: str = "cpu"  # where clients compute, in torch's words
     checkpoint_every: Count = 1  # rounds between moments that a cut run can go on from
     start: Start = "auto"  # of worker processes; auto: fork on Linux where clients run on the CPU, or spawn

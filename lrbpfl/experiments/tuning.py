@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lrbpfl.disk import write_file
-from lrbpfl.errors import BadInput
-from lrbpfl.experiments.cells import Cell, run_cells
-from lrbpfl.experiments.config import Config, override, parse
+from lrbpfl.engines.work import Setup, check_setup
+from lrbpfl.errors import BadInput, plain, shown
+from lrbpfl.experiments.build import build
+from lrbpfl.experiments.cells import Cell, cell_folder, run_cells
+from lrbpfl.experiments.config import SECTIONS, Config, override, parse, section_of
 from lrbpfl.experiments.runner import Progress
 from lrbpfl.experiments.store import claimed
 
@@ -42,19 +44,17 @@ class Row(NamedTuple):
 
 def plan(tables: Mapping[str, Any], vary: Sequence[str], *, grid: bool, seeds: int) -> list[Trial]:
     """The base first, then one trial for each change (or each combination of them, base included, in a grid)."""
-    wanted = tables.get("federation", {})
-    if isinstance(wanted, dict) and wanted.get("evaluate_on", "validation") != "validation":
+    wanted = section_of(tables, "federation")
+    if wanted.get("evaluate_on", "validation") != "validation":
         raise BadInput("a search is judged on validation data: leave federation.evaluate_on out")
     base = override(tables, ['federation.evaluate_on="validation"'])
-    data = base.setdefault("data", {})
-    if isinstance(data, dict):
-        data.setdefault("validation_fraction", 0.2)
+    base["data"] = {"validation_fraction": 0.2, **section_of(base, "data")}
     first = parse(base).federation.seed
 
     def trial(settings: tuple[str, ...]) -> Trial:
         keys = [setting.partition("=")[0] for setting in settings]
         if len(set(keys)) < len(keys):
-            raise BadInput(f"one change sets a field twice: {', '.join(settings)}")
+            raise BadInput(f"one change sets a field twice: {plain(', '.join(settings), 300)}")
         changed = override(base, settings)
         configs = (parse(override(changed, [f"federation.seed={first + s}"])) for s in range(seeds))
         return Trial(label=", ".join(settings) or UNCHANGED, configs=tuple(configs))
@@ -75,10 +75,28 @@ def _values(part: str, text: str) -> list[str]:
     key, equals, values = part.partition("=")
     found = [value.strip() for value in values.split(",") if value.strip()]
     if not (equals and key.strip() and found):
-        raise BadInput(f"--vary {text!r} is not of the form section.key=value,value, e.g. algorithm.lr=0.01,0.1")
+        raise BadInput(f"--vary {shown(text)} is not of the form section.key=value,value, e.g. algorithm.lr=0.01,0.1")
     if key.strip() == "federation.seed":
         raise BadInput("seeds are no change to compare: --seeds N runs every trial with N of them")
     return [f"{key.strip()}={value}" for value in found]
+
+
+def check(root: Path, trials: Sequence[Trial], *, loading: bool = False) -> None:
+    """Refuse what would fail before anything runs: data, clients and devices of all trials that are not there yet.
+
+    Trials that differ in fields of the algorithm alone share the data that they are tried on.
+    """
+    last: tuple[Config, Setup] | None = None
+    for config in (trial.configs[0] for trial in trials):
+        if cell_folder(root, config).exists():
+            continue
+        if last is None or any(getattr(last[0], part) != getattr(config, part) for part in SECTIONS):
+            last = config, build(config, progress=loading).setup
+        check_setup(last[1]._replace(algorithm=config.algorithm))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{root} cannot be created: {error.strerror}") from None
 
 
 def search(

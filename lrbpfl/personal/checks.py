@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lrbpfl.algorithms.protocol import MOST
 from lrbpfl.data.scaling import Scaling
 from lrbpfl.documents import Document
 from lrbpfl.errors import BadInput
@@ -14,7 +15,6 @@ from lrbpfl.personal.signature import shape_of
 from lrbpfl.rng import Address
 
 LONGEST = 16  # parts of an address
-MOST = 2**16  # of anything that an algorithm counts: steps, ranks, samples
 NUMBERS = 2**29  # that all samples of one prediction may draw
 
 

@@ -11,10 +11,9 @@ from torch import nn
 
 from lrbpfl import trees
 from lrbpfl.errors import BadInput
-from lrbpfl.models import MODELS
+from lrbpfl.models import LARGEST, MODELS, parameters
 
 Shape = tuple[int, ...]
-LARGEST = 2**27  # parameters of a network that is made because a file says so
 _PLACE = re.compile(r" at 0x[0-9a-f]+")  # in memory, in an object's text
 
 
@@ -96,8 +95,7 @@ def restored(about: Any, num_classes: int, shape: Shape | None, model: nn.Module
 def _made(name: str, num_classes: int, shape: Shape) -> nn.Module | None:
     """One of our networks; None if there is none for such inputs, or it would be very large."""
     try:
-        with torch.device("meta"):  # takes no memory
-            large = sum(p.numel() for p in MODELS[name](num_classes, shape).parameters()) > LARGEST
+        large = parameters(name, num_classes, shape) > LARGEST
         with torch.random.fork_rng(devices=[]):  # making a network draws its first weights
             return None if large else MODELS[name](num_classes, shape).eval()
     except (BadInput, RuntimeError, ValueError):

@@ -14,6 +14,7 @@ from lrbpfl import documents, trees
 from lrbpfl.core.inputs import length
 from lrbpfl.data.table_files import frame_table, is_frame
 from lrbpfl.data.tables import features_of
+from lrbpfl.disk import usable
 from lrbpfl.documents import Document
 from lrbpfl.engines.work import one_thread
 from lrbpfl.errors import BadInput
@@ -205,7 +206,7 @@ def load(path: str | Path, *, client: str | int | None = None, model: nn.Module 
 
 def read_documents(path: str | Path, client: str | int | None = None) -> tuple[Path, Document, Document | None]:
     """A client's file, by itself or by the client's name in a run, what it holds, and what it shares with others."""
-    path = Path(path)
+    path = usable(path)
     if path.is_dir():
         path = _of_client(path, client)
     elif client is not None:

@@ -20,6 +20,7 @@ from lrbpfl.data.scaling import Scaling, fit
 from lrbpfl.data.splits import split
 from lrbpfl.data.table_files import frame_table, is_frame
 from lrbpfl.data.tables import features_of
+from lrbpfl.disk import usable
 from lrbpfl.documents import Document
 from lrbpfl.engines.work import dropout_seeded, one_thread, own_part
 from lrbpfl.errors import BadInput
@@ -37,7 +38,7 @@ FEWEST = 10  # examples of which a part can be held out and say anything
 
 def find_shared(path: str | Path) -> Path:
     """The file with what clients share: itself, or the one in the directory of a finished run."""
-    path = Path(path)
+    path = usable(path)
     if path.is_file():
         return path
     found = sorted(path.glob("W-*.safetensors"))

@@ -9,18 +9,14 @@ from shlex import quote
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 
-from lrbpfl.core import gates as gating
+from lrbpfl.disk import usable
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.comparison import is_comparison, parts
 from lrbpfl.experiments.deal import NewKind
 from lrbpfl.experiments.promises import NO_PROMISE
-from lrbpfl.experiments.results import read_class_names, read_client_names
-from lrbpfl.experiments.runner import read_summary
-from lrbpfl.experiments.store import Run, read_tables
 from lrbpfl.metrics import Predictions, pool, reliability
+from lrbpfl.reports import finished
 
 HISTOGRAM = 12  # bins of an uncertainty, from 0 to the logarithm of the number of classes
 CURVES = ("accuracy", "nll", "ece_pooled", "ece_pooled_floor")
@@ -81,11 +77,14 @@ class Result(NamedTuple):
 
 def collect(paths: Sequence[Path]) -> list[Result]:
     """The runs in these directories, each a run or a comparison, under names that differ."""
-    folders = [folder for path in paths for folder in _runs(path)]
+    folders = [folder for path in paths for folder in _runs(usable(path))]
     for folder, times in Counter(folder.resolve() for folder in folders).items():
         if times > 1:
             raise BadInput(f"{folder} is named twice: give every run once")
-    results = [_load(folder) for folder in folders]
+    results = []
+    for folder in folders:
+        with finished.reading(folder):  # files that are well each may still contradict each other
+            results.append(_load(folder))
     return [result._replace(name=_label(result, results)) for result in results]
 
 
@@ -144,17 +143,12 @@ def _label(result: Result, results: Iterable[Result]) -> str:
 
 
 def _load(path: Path) -> Result:
-    tables = read_tables(path)
-    try:
-        ((name, scores),) = read_summary(path).items()
+    tables, (name, scores) = finished.tables(path), finished.summary(path)
+    with finished.reading(path / "summary.json"):
         new = {_kind(alpha): _all_finite(of_new) for alpha, of_new in scores.pop("new", {}).items()}
-        record = Run(path).read_record()
-        names, class_names = read_client_names(path), read_class_names(path)
-        predictions, alphas = _predictions(path)
-        ranks = {int(folder.name): _ranks(folder) for folder in sorted((path / "clients").glob("[0-9]*"))}
-        config = (path / "config.toml").read_text()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise BadInput(f"{path} cannot be read as a finished run: {type(error).__name__}: {error}") from None
+    record, (names, class_names) = finished.record(path), finished.names(path)
+    predictions, alphas = _predictions(path)
+    ranks = finished.ranks(path)
     layers = list(next(filter(None, ranks.values()), {}))
     scored = _client_scores(record)
     alphas |= {line["client"]: line["new_alpha"] for line in record if "new_alpha" in line}
@@ -177,7 +171,7 @@ def _load(path: Path) -> Result:
         scores=_all_finite(scores),
         new={kind: new[kind] for kind in in_order(new)},
         tables=tables,
-        config=config,
+        config=finished.text(path / "config.toml"),
         curves={key: _curve(record, key) for key in CURVES},
         pooled=look(pool(trained)) if trained else None,
         clients=clients,
@@ -227,29 +221,16 @@ def _curve(record: Record, metric: str) -> list[tuple[int, float]]:
 
 def _predictions(path: Path) -> tuple[dict[int, Predictions], dict[int, NewKind]]:
     """Every client's predictions in the last round, if the run kept any, and the alphas of new clients."""
-    file = path / "predictions.safetensors"
-    if not file.is_file():
-        return {}, {}
-    kept = {name: tensor.numpy() for name, tensor in load_file(file).items()}
+    kept = finished.predictions(path)
     found: dict[int, Predictions] = {}
     alphas: dict[int, NewKind] = {}
-    for k in np.unique(kept["client"]).tolist():
+    for k in np.unique(kept["client"]).tolist() if kept else ():
         mine = kept["client"] == k
         if "new_alpha" in kept and (alpha := float(kept["new_alpha"][mine][0])):
             alphas[k] = "sites" if math.isnan(alpha) else alpha
         probs, total, aleatoric = (kept[name][mine].astype(np.float64) for name in ("probs", "total", "aleatoric"))
         found[k] = Predictions(probs=probs, y=kept["y"][mine], total=total, aleatoric=aleatoric)
     return found, alphas
-
-
-def _ranks(folder: Path) -> dict[str, tuple[int, int]]:
-    """Rank and largest possible rank of each masked layer in a client's own model; nothing if it carries no mask."""
-    file = folder / "personal.safetensors"
-    if not file.is_file():
-        return {}
-    with safe_open(file, framework="pt") as tensors:
-        gammas = {key: tensors.get_tensor(key) for key in list(tensors.keys()) if key.startswith("own/gates/")}
-    return {key.removeprefix("own/gates/"): (gating.rank(gamma), len(gamma)) for key, gamma in gammas.items()}
 
 
 def _all_finite(scores: Scores) -> Scores:

@@ -13,8 +13,8 @@ from lrbpfl.experiments.config import Config
 from lrbpfl.experiments.items import ITEMS, ONE_STEP, OVERHEAD, Item
 from lrbpfl.experiments.paper import SCALES, Run, examples_per_client, overhead_file, runs, training_share
 from lrbpfl.experiments.printed import OVERHEAD as PRINTED_OVERHEAD
-from lrbpfl.experiments.runner import read_summary
 from lrbpfl.metrics.calibration import BINS
+from lrbpfl.reports import finished
 from lrbpfl.reports.collect import Result, collect
 from lrbpfl.reports.winners import BOLD, PAIRED, SEEDS, over_clients, over_seeds
 
@@ -58,10 +58,10 @@ def scored(root: Path, run: Run) -> Mapping[str, Any] | None:
     folder = cell_folder(root, run.config)
     if not (folder / "summary.json").is_file():
         return None
-    (scores,) = read_summary(folder).values()
-    if run.column.new_alpha is None:
-        return dict(scores)
-    return {"seconds": scores["seconds"], **scores["new"][str(run.column.new_alpha)]}
+    _, scores = finished.summary(folder)
+    with finished.reading(folder / "summary.json"):
+        own = scores if run.column.new_alpha is None else scores["new"][str(run.column.new_alpha)]
+        return {"seconds": scores["seconds"], **own}
 
 
 def page(name: str, scale: str, root: Path, most: int | None = None, first: int = 0) -> str | None:
@@ -261,7 +261,11 @@ def _overhead_page(root: Path) -> str | None:
     file = overhead_file(root)
     if not file.is_file():
         return None
-    measured = json.loads(file.read_text())
+    with finished.reading(file):
+        return _overhead(json.loads(file.read_text()))
+
+
+def _overhead(measured: Mapping[str, Any]) -> str:
     lines = []
     for row in ONE_STEP:
         ours = measured["rows"][row.name]

@@ -4,8 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
+from lrbpfl.errors import plain
 from lrbpfl.experiments.tuning import Row
 from lrbpfl.metrics.conformal import needed
 from lrbpfl.reports.collect import Result
@@ -39,7 +41,7 @@ def summary_table(summary: Mapping[str, Mapping[str, Any]], best: Best | None = 
 
     for name, s in summary.items():
         table.add_row(
-            name,
+            escape(name),
             marked(name, "accuracy", _shown(s, "accuracy", ".2f", times=100)),
             *(marked(name, key, _shown(s, key, ".3f")) for key in ("nll", *ECES)),
             f"{(s['bytes_up'] + s['bytes_down']) / 1e6:.1f}",
@@ -59,7 +61,7 @@ def new_clients_table(summary: Mapping[str, Mapping[str, Any]]) -> Table | None:
     for name, s in summary.items():
         for alpha, scores in s.get("new", {}).items():
             shown = (_shown(scores, key, ".3f") for key in ("nll", *ECES))
-            table.add_row(name, alpha, _shown(scores, "accuracy", ".2f", times=100), *shown)
+            table.add_row(escape(name), escape(alpha), _shown(scores, "accuracy", ".2f", times=100), *shown)
     return table
 
 
@@ -80,7 +82,7 @@ def promises_table(summary: Mapping[str, Mapping[str, Any]]) -> Table | None:
             shares = (_shown(scores, key, ".2f", times=100) for key in ("coverage", "coverage_worst"))
             sizes = (_shown(scores, key, ".2f") for key in ("set_size", "set_size_worst"))
             count = f"{scores.get('promises', 0)} of {scores.get('clients', 0):.0f}"
-            table.add_row(name, clients, count, *shares, *sizes)
+            table.add_row(escape(name), escape(clients), count, *shares, *sizes)
     return table
 
 
@@ -107,7 +109,7 @@ def study_table(rows: Sequence[Row]) -> Table:
     for row in rows:
         s = row.scores
         table.add_row(
-            row.label.replace("algorithm.", ""),
+            escape(plain(row.label.replace("algorithm.", ""), 200)),
             _shown(s, "nll", ".3f") + _spread(row.nll_spread),
             "" if row.nll_change is None else f"{row.nll_change:+.3f}" + _spread(row.nll_change_spread),
             _shown(s, "accuracy", ".2f", times=100),

@@ -70,7 +70,7 @@ GOOD = np.zeros((2, 3))
         (GOOD, [-1, -1], "example 0 of client 'zoe' has the label -1"),
         ([[0, 0, 0], [0, np.nan, 0]], [0, 1], "row 1 of client 'zoe', feature 1, holds nan"),
         ([[1e300, 0, 0], [0, 0, 0]], [0, 1], "row 0 of client 'zoe', feature 0, holds 1e.300"),
-        (np.array([[None], [1]], object), [0, 1], "zoe.npz cannot be read.*allow_pickle"),
+        (np.array([[None], [1]], object), [0, 1], "zoe.npz cannot be read.*Python objects"),
         (np.zeros((2, 4)), [0, 1], r"client 'zoe' has inputs \(4,\) float32 where client 'anna' has \(3,\) float32"),
         (np.zeros((2, 3, 3), np.uint8), [0, 1], "client 'zoe' has inputs .* uint8 where client 'anna'"),
         (GOOD[:1], [0], "client 'zoe' has one example only"),

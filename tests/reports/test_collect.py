@@ -141,7 +141,7 @@ def test_other_conditions_are_found_but_for_those_that_change_no_number(tmp_path
 def test_a_damaged_file_is_told_in_a_sentence(tmp_path: Path, file: str) -> None:
     path = write_run(tmp_path / "run")
     (path / file).write_bytes(b"{damaged")
-    with pytest.raises(BadInput, match=f"{path} cannot be read as a finished run"):
+    with pytest.raises(BadInput, match=f"{path / file} is damaged"):
         collect([path])
 
 
