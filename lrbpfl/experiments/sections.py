@@ -100,7 +100,7 @@ class FederationSection(Section):
     confidence: Annotated[float, Field(gt=0, lt=1)] | None = None  # that a client's own part keeps it; None: on average
 
     # An upload is refused if it moved more than so many times the median move of its round and farther than its message
-    # is long, or one of its tensors likewise; 0: none is.
+    # is long, or one of its tensors likewise; 0: none is, nor where there is noise.
     farthest: Annotated[float, Field(ge=0)] = FARTHEST
     # Of what clients move: their mean, as the algorithm weighs them; trimmed, median: by coordinates, all count alike.
     aggregate: Aggregate = "mean"

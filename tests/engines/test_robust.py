@@ -97,8 +97,8 @@ def test_a_huge_move_is_shortened_without_overflow() -> None:
 
 
 def test_noise_is_gaussian_and_of_the_size_that_is_told() -> None:
-    every = [{"w": torch.full((4000,), float(k), dtype=torch.float64)} for k in range(3)]
-    found = private_mean(every, 4, 0.6, generator(0, "noise"))["w"]
+    values = torch.arange(3.0, dtype=torch.float64)[:, None].expand(3, 4000)
+    found = private_mean(values, 4, 0.6, generator(0, "noise"))
     assert kstest(((found - 3 / 4) * 4 / 0.6).numpy(), "norm").pvalue > 0.01
 
 
