@@ -104,7 +104,7 @@ class FederationSection(Section):
     farthest: Annotated[float, Field(ge=0)] = FARTHEST
     # Of what clients move: their mean, as the algorithm weighs them; trimmed, median: by coordinates, all count alike.
     aggregate: Aggregate = "mean"
-    trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.2  # of the trimmed mean: the share that is cut off at each end
+    trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.2  # of the trimmed mean: at least this share is cut off at each end
     clip: Annotated[float, Field(gt=0)] | None = (
         None  # length to which what a client moves is shortened; None: it is not
     )
