@@ -59,7 +59,10 @@ class Engine(Protocol):
         """Run round t at the clients; replies come in the order of the messages, whichever is ready first."""
 
     def accept(self, k: int) -> None:
-        """The server took client k's upload of this round: the client keeps the state that came with it."""
+        """The server took client k's upload of this round: the client keeps the state that came with it.
+
+        That is known when all replies are there and averaged, and never of some clients in a round that was undone.
+        """
 
     def evaluate(self, messages: Mapping[int, Tree], t: int) -> Iterator[Evaluation]:
         """Judge the clients' own models, in the order of the messages."""

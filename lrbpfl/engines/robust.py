@@ -12,14 +12,14 @@ itself (`Polling`): it stays as it is, and is left out where there is noise.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Generator, Tensor
 
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Task, Update, sums_of
-from lrbpfl.engines.intake import Intake, Moves, length, moves
+from lrbpfl.engines.intake import Intake, Moves, length, moves, moving
 from lrbpfl.trees import Tree
 
 
@@ -37,13 +37,14 @@ def prepared(
     if intake.clip is not None:
         updates = [_clipped(update, messages[update.client_id], intake.clip, sums) for update in updates]
     if intake.noise and intake.clip is not None:
-        nobody = algorithm.broadcast(task, server, task.num_clients)
-        every = (moves(update.upload, messages[update.client_id], sums) for update in updates)
-        move = private_mean(list(every), len(messages), intake.noise * intake.clip, rng)
+        nobody, std = algorithm.broadcast(task, server, task.num_clients), intake.noise * intake.clip
+        every = _side_by_side(updates, messages, sums)
+        move = {name: private_mean(parts, len(messages), std, rng) for name, parts in every}
         return [Update(task.num_clients, 1, _moved(nobody, move, trees.tree_map(torch.zeros_like, nobody)))]
     if intake.aggregate == "mean":
         return list(updates)
-    move = _middle(updates, messages, intake.trim if intake.aggregate == "trimmed" else 0.5, sums)
+    trim = intake.trim if intake.aggregate == "trimmed" else 0.5
+    move = {name: trimmed_mean(parts, trim) for name, parts in _side_by_side(updates, messages, sums)}
     return [Update(u.client_id, 1, _moved(messages[u.client_id], move, u.upload)) for u in updates]
 
 
@@ -54,14 +55,21 @@ def trimmed_mean(values: Tensor, trim: float) -> Tensor:
     return values.sort(dim=0).values[cut : n - cut].mean(dim=0)
 
 
-def private_mean(every: Sequence[Moves], cohort: int, std: float, rng: Generator) -> Moves:
-    """(sum of moves + N(0, std^2)) / cohort, coordinate by coordinate."""
+def private_mean(values: Tensor, cohort: int, std: float, rng: Generator) -> Tensor:
+    """(sum over the first dimension + N(0, std^2)) / cohort, coordinate by coordinate."""
+    total = values.sum(dim=0)
+    return (total + std * torch.randn(total.shape, generator=rng, dtype=total.dtype)) / cohort
 
-    def noisy(name: str) -> Tensor:
-        total = torch.stack([parts[name] for parts in every]).sum(dim=0)
-        return (total + std * torch.randn(total.shape, generator=rng, dtype=total.dtype)) / cohort
 
-    return {name: noisy(name) for name in every[0]}
+def _side_by_side(
+    updates: Sequence[Update], messages: Mapping[int, Tree], sums: Sequence[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """All clients' moves of one tensor after the other, (clients, *shape), in float64."""
+    uploads = [moving(update.upload, sums) for update in updates]
+    sent = [moving(messages[update.client_id], sums) for update in updates]
+    for name in uploads[0]:
+        pairs = zip(uploads, sent, strict=True)
+        yield name, torch.stack([up[name].double() - down[name].double() for up, down in pairs])
 
 
 def _clipped(update: Update, message: Tree, clip: float, sums: Sequence[str]) -> Update:
@@ -72,12 +80,6 @@ def _clipped(update: Update, message: Tree, clip: float, sums: Sequence[str]) ->
         return update
     short = {name: part * (clip / far) for name, part in move.items()}
     return update._replace(upload=_moved(message, short, update.upload))
-
-
-def _middle(updates: Sequence[Update], messages: Mapping[int, Tree], trim: float, sums: Sequence[str]) -> Moves:
-    """The trimmed mean of the moves."""
-    every = [moves(update.upload, messages[update.client_id], sums) for update in updates]
-    return {name: trimmed_mean(torch.stack([parts[name] for parts in every]), trim) for name in every[0]}
 
 
 def _moved(message: Tree, move: Moves, rest: Tree) -> Tree:

@@ -173,6 +173,7 @@ def _cross_check(config: Config) -> None:
     check_intake(intake_of(federation), "federation.")
     if federation.noise:
         privacy.library()
+        _check_covered(data)
     check_calibration(federation.coverage, federation.confidence, federation.temper, data.calibration_fraction)
     if data.new_sites and data.new_clients:
         raise BadInput("data.new_sites and data.new_clients both say who is new: give one of them")
@@ -180,6 +181,16 @@ def _cross_check(config: Config) -> None:
         raise BadInput(f"data.new_sites = {list(data.new_sites)} names a site twice")
     if len(set(data.new_alpha)) < len(data.new_alpha):
         raise BadInput(f"data.new_alpha = {list(data.new_alpha)} names a value twice")
+
+
+def _check_covered(data: DataSection) -> None:
+    """With noise, nothing else of a client may go into what clients share."""
+    if data.public_fraction:
+        what = f"data.public_fraction = {data.public_fraction:g} moves inputs of clients"
+        raise BadInput(f"{what} to the server as they are, which federation.noise does not cover (fedbe needs them)")
+    if data.standardise == "pooled":
+        what = "data.standardise = 'pooled' makes sums over all clients' features"
+        raise BadInput(f"{what}, which federation.noise does not cover: set it to 'client' or 'no'")
 
 
 def read(path: Path, *, whole: bool = False) -> dict[str, Any]:

@@ -105,11 +105,11 @@ class FederationSection(Section):
     confidence: Annotated[float, Field(gt=0, lt=1)] | None = None  # that a client's own part keeps it; None: on average
 
     # An upload is refused if it moved more than so many times the median move of its round and farther than its message
-    # is long, or one of its tensors likewise; 0: none is.
+    # is long, or one of its tensors likewise; 0: none is, nor where there is noise.
     farthest: Annotated[float, Field(ge=0)] = FARTHEST
     # Of what clients move: their mean, as the algorithm weighs them; trimmed, median: by coordinates, all count alike.
     aggregate: Aggregate = "mean"
-    trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.2  # of the trimmed mean: the share that is cut off at each end
+    trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.2  # of the trimmed mean: at least this share is cut off at each end
     clip: Annotated[float, Field(gt=0)] | None = (
         None  # length to which what a client moves is shortened; None: it is not
     )

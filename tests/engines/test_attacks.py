@@ -97,3 +97,21 @@ def test_the_end_is_that_of_a_clean_run(clean: tuple[str, dict[int, float], floa
     assert len(sent) > 2
     assert refused == ([] if kind == "stale" else sent)
     assert not any(round.undone for round in rounds)
+
+
+def test_without_the_rule_they_ruin_it() -> None:
+    engine = Tampered(ALGORITHMS["fedavg"], 0, FORGERIES["1e30"])
+    *_, last = federate(engine, rounds=2, cohort=12, intake=Intake(farthest=0))
+    assert not any(evaluation.result for evaluation in last.evaluations.values())
+
+
+def test_clipping_and_medians_hold_what_the_rule_lets_through() -> None:
+    """Two turn their networks round and double them; without a rule that is seen in everybody's scores."""
+
+    def back(now: Tree, old: Tree) -> Tree:
+        return trees.tree_map(lambda leaf: -2 * leaf, now)
+
+    clean, _ = play("fedavg", 0, None, Intake())
+    spoiled, _ = play("fedavg", 0, back, Intake(farthest=0))
+    held = [play("fedavg", 0, back, how)[0] for how in (Intake(aggregate="median"), Intake(clip=0.5, farthest=0))]
+    assert max(held) < clean + 0.2 < spoiled

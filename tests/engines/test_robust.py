@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -16,12 +17,13 @@ from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.algorithms.protocol import Task, Update
 from lrbpfl.engines.intake import Intake
 from lrbpfl.engines.loop import federate
+from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.robust import prepared, private_mean, trimmed_mean
 from lrbpfl.engines.serial import Serial
 from lrbpfl.rng import generator
 from lrbpfl.testing.toy import make_setup, make_toy
 from lrbpfl.trees import Tree
-from tests.engines.fakes import Scripted, kept, line
+from tests.engines.fakes import Scripted, kept, line, same_rounds
 
 
 @pytest.mark.parametrize(("n", "trim", "cut"), [(1, 0.2, 0), (2, 0.4, 0), (5, 0.2, 1), (5, 0.01, 1), (11, 0.3, 4)])
@@ -97,8 +99,8 @@ def test_a_huge_move_is_shortened_without_overflow() -> None:
 
 
 def test_noise_is_gaussian_and_of_the_size_that_is_told() -> None:
-    every = [{"w": torch.full((4000,), float(k), dtype=torch.float64)} for k in range(3)]
-    found = private_mean(every, 4, 0.6, generator(0, "noise"))["w"]
+    values = torch.arange(3.0, dtype=torch.float64)[:, None].expand(3, 4000)
+    found = private_mean(values, 4, 0.6, generator(0, "noise"))
     assert kstest(((found - 3 / 4) * 4 / 0.6).numpy(), "norm").pvalue > 0.01
 
 
@@ -165,3 +167,16 @@ def test_votes_count_with_medians_and_not_with_noise() -> None:
 
     assert trees.equal(heard(Intake(aggregate="median")), heard(Intake()))
     assert not any(part.any() for part in heard(Intake(clip=1.0, noise=0.5))[:-1])
+
+
+@pytest.mark.parametrize("intake", [Intake(aggregate="trimmed", clip=1.0), Intake(clip=1.0, noise=1.0)])
+def test_robust_and_private_rounds_have_the_same_bits_in_processes_and_after_a_cut(intake: Intake) -> None:
+    setup = line(Scripted())
+    whole = list(federate(Serial(setup), rounds=4, cohort=3, intake=intake))
+    with closing(Processes(setup, 2)) as engine:
+        rounds = federate(engine, rounds=4, cohort=3, intake=intake)
+        first = [next(rounds), next(rounds)]
+        other = Serial(setup)
+        other.states.update(engine.states)
+    rest = federate(other, rounds=4, cohort=3, intake=intake, start=(2, first[-1].server))
+    assert same_rounds([*first, *rest], whole)

@@ -44,6 +44,14 @@ def test_what_cannot_be_together_is_told_with_its_section(configure: Configure) 
         configure(federation={"farthest": 0.5})
 
 
+def test_with_noise_nothing_else_of_a_client_may_be_shared(configure: Configure) -> None:
+    pytest.importorskip("dp_accounting.rdp")
+    with pytest.raises(BadInput, match=r"data\.public_fraction = 0\.04 moves inputs of clients"):
+        configure(federation=NOISY, algorithm={"name": "fedbe"})
+    with pytest.raises(BadInput, match=r"data\.standardise = 'pooled' makes sums"):
+        configure(federation=NOISY, data={"standardise": "pooled"})
+
+
 def test_epsilon_is_in_the_record_and_in_the_summary(configure: Configure, tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting.rdp")
     config = configure(federation=NOISY)

@@ -9,7 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,7 +22,7 @@ PATIENCE = 60  # seconds that one case may take
 LONGEST = 1200  # characters on stderr
 
 
-def fuzz(cases: int) -> Any:
+def fuzz(cases: int) -> settings:
     """So many cases, the same in every run, or new ones where more are asked for."""
     return settings(
         max_examples=cases * max(TIMES, 1),
