@@ -11,8 +11,8 @@ from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Task, log_label_prior
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
-from lrbpfl.core.descent import Data, Rate, batches, descend, descent
-from lrbpfl.core.gaussian import Prior, draws_and_kl, gaussian, prior, sample
+from lrbpfl.core.descent import Data, Rate, Slope, batches, descend, descent
+from lrbpfl.core.gaussian import Prior, draws_and_kl, gaussian, prior, sample, slopes
 from lrbpfl.core.inputs import Inputs, pieces
 from lrbpfl.core.masks import Gates, Masks, Scales
 from lrbpfl.core.modes import learning, rolls_dice
@@ -56,9 +56,12 @@ class Site(NamedTuple):
     ) -> dict[int, tuple[Masks, Gates]]:
         """Masks and gates after so many steps on the free energy with W fixed: one way serves all numbers of steps."""
         moving = self.method.ranks == "printed" and not gates_rest
+        by_hand = self.method.ranks != "printed" and self.method.samples == 1
 
-        def energy(masks: Masks, *rest: Any) -> Tensor:
+        def energy(masks: Masks, *rest: Any) -> Tensor | Slope:
             *gates, batch = rest
+            if by_hand:
+                return self.slope(W, masks, batch.x, batch.y, rng)
             return self.free_energy(W, masks, gates[0] if moving else self.gates, batch.x, batch.y, rng)
 
         groups = (start, self.gates) if moving else (start,)
@@ -108,6 +111,16 @@ class Site(NamedTuple):
         if method.ranks == "printed":
             F = F + method.gate_penalty / num_data * torch.stack([*map(gating.penalty, gates.values())]).sum()
         return F
+
+    @torch.no_grad()
+    def slope(self, W: Params, masks: Masks, h: Inputs, y: Tensor, rng: Generator) -> Slope:
+        """The likelihood's part of `free_energy` under one draw, gates being open or closed, and the gradient of all."""
+        (noise,) = masking.draw(masks, 1, rng)
+        value, by_draw = self.network.slope(
+            W, sample(masks, noise), h, lambda logits: nll((logits + self.log_prior)[None], y)
+        )
+        weight = self.method.temperature / len(self.data.y)
+        return Slope(value, (slopes(masks, noise, by_draw, p=self.prior, weight=weight),))
 
     def _nll_under(self, W: Params, draws: Tensor, scales: Scales | None, h: Inputs, y: Tensor) -> Tensor:
         return nll(self.network.logits(W, draws, h, scales) + self.log_prior, y)

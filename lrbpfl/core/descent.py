@@ -32,6 +32,13 @@ class Rate(NamedTuple):
     growth: float = 0.0  # by which share of itself the rate grows with every step
 
 
+class Slope(NamedTuple):
+    """What an objective may return in place of its value: a number to report, and its gradients, one for each group."""
+
+    value: Tensor
+    gradients: tuple[Tree, ...]
+
+
 def pace(schedule: Schedule, t: int, rounds: int) -> float:
     """What multiplies the rates in round t of so many: 1, or half a cosine from 1 at the start to 0 after the last."""
     return 1.0 if schedule == "constant" else (1 + math.cos(math.pi * t / rounds)) / 2
@@ -43,13 +50,12 @@ def batches(data: Data, batch_size: int, steps: int, rng: Generator) -> Iterator
     size = min(batch_size, n)
     passes = -(-steps * size // n)
     order = torch.cat([torch.randperm(n, generator=rng) for _ in range(max(passes, 1))])
-    for step in range(steps):
-        chosen = order[step * size : (step + 1) * size].to(data.y.device)
+    for chosen in order[: steps * size].to(data.y.device).split(size)[:steps]:
         yield Data(x=take(data.x, chosen), y=data.y[chosen])
 
 
 def descend(
-    F: Callable[..., Tensor],
+    F: Callable[..., Tensor | Slope],
     groups: tuple[Tree, ...],
     data: Iterable[Any],
     rates: tuple[Rate, ...],
@@ -68,7 +74,7 @@ def descend(
 
 
 def descent(
-    F: Callable[..., Tensor],
+    F: Callable[..., Tensor | Slope],
     groups: tuple[Tree, ...],
     data: Iterable[Any],
     rates: tuple[Rate, ...],
@@ -80,18 +86,25 @@ def descent(
     """
     groups = trees.tree_map(lambda p: p.detach().clone().requires_grad_(), groups)
     optimisers = [_optimiser(trees.leaves(group), rate) for group, rate in zip(groups, rates, strict=True)]
+    leaves = trees.leaves(groups)
     yield groups, float("nan")
     for step, batch in enumerate(data):
         with learning():
             loss = F(*groups, batch)
-            loss.backward()
+            if isinstance(loss, Slope):
+                for leaf, gradient in zip(leaves, trees.leaves(loss.gradients), strict=True):
+                    leaf.grad = gradient
+                loss = loss.value
+            else:
+                loss.backward()
         if clip < math.inf:
-            torch.nn.utils.clip_grad_norm_(trees.leaves(groups), clip)
+            torch.nn.utils.clip_grad_norm_(leaves, clip)
         for optimiser, rate in zip(optimisers, rates, strict=True):
             if rate.growth:
                 optimiser.param_groups[0]["lr"] = rate.lr * (1 + rate.growth * step)
             optimiser.step()
-            optimiser.zero_grad()
+        for leaf in leaves:
+            leaf.grad = None
         yield groups, loss.item()
 
 

@@ -41,6 +41,22 @@ class MaskedNetwork(NamedTuple):
         masks = (masking.matrices(drawn, self.places, scales) for drawn in draws.unbind())
         return torch.stack([self.under(W, M, h) for M in masks])
 
+    @torch.no_grad()
+    def slope(self, W: Params, drawn: Tensor, h: Inputs, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """A loss of the logits (batch, classes) under one draw (n,), and its gradient in the draw.
+
+        Torch goes back through the network as far as G = W o M; the rest is written down. Of a small network most of
+        the time goes into calls, and these are fewer.
+        """
+        own = {**self.frozen, **W}
+        G = masking.masked(own, masking.matrices(drawn, self.places))
+        masked = [G[name].requires_grad_() for name in self.places.layers]
+        with torch.enable_grad():
+            value = loss(self.after(G, h))
+        by_G = torch.autograd.grad(value, masked, allow_unused=True, materialize_grads=True)
+        by_M = {name: masking.by_mask(by, own[name]) for name, by in zip(self.places.layers, by_G, strict=True)}
+        return value.detach(), masking.slope(by_M, drawn, self.places)
+
     def under(self, W: Params, M: dict[str, Tensor], h: Inputs) -> Tensor:
         """Logits under one mask, (batch, classes), from what came before."""
         return self.after(masking.masked(W, M, self.frozen), h)
