@@ -114,7 +114,7 @@ class Site(NamedTuple):
 
     @torch.no_grad()
     def slope(self, W: Params, masks: Masks, h: Inputs, y: Tensor, rng: Generator) -> Slope:
-        """The likelihood's part of `free_energy` under one draw, gates being open or closed, and the gradient of all."""
+        """`free_energy` under one draw where gates do not train: its likelihood, and the gradient of all of it."""
         (noise,) = masking.draw(masks, 1, rng)
         value, by_draw = self.network.slope(
             W, sample(masks, noise), h, lambda logits: nll((logits + self.log_prior)[None], y)

@@ -133,7 +133,7 @@ def masked(W: Params, M: dict[str, Tensor], frozen: Params | None = None) -> Par
     the same at every position of the kernel.
     """
     own = {**frozen, **W} if frozen else W
-    G = {name: own[name].to(m.device) * m.reshape(m.shape + (1,) * (own[name].dim() - 2)) for name, m in M.items()}
+    G = {name: own[name].to(m.device) * m.view(m.shape + (1,) * (own[name].dim() - 2)) for name, m in M.items()}
     return {**W, **G}
 
 

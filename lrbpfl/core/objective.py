@@ -39,7 +39,8 @@ class MaskedNetwork(NamedTuple):
         if self.chain and len(draws) > 1 and isinstance(h, Tensor) and self.chain.suits(W, h, rank):
             return self.chain.logits(W, *masking.all_factors(draws, self.places, scales), h)
         masks = (masking.matrices(drawn, self.places, scales) for drawn in draws.unbind())
-        return torch.stack([self.under(W, M, h) for M in masks])
+        found = [self.under(W, M, h) for M in masks]
+        return torch.stack(found) if len(found) > 1 else found[0][None]
 
     @torch.no_grad()
     def slope(self, W: Params, drawn: Tensor, h: Inputs, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
