@@ -4,6 +4,7 @@ The posterior of all factors of a client is one flat Gaussian, layer after layer
 many small tensors would spend its time in calling them.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -112,11 +113,11 @@ def matrices(drawn: Tensor, places: Layout, scales: Scales | None = None) -> dic
     return found
 
 
-def slope(by_M: dict[str, Tensor], drawn: Tensor, places: Layout) -> Tensor:
-    """What `matrices` pass back, written down: the gradient in the draw (n,) from those in all masks."""
+def slope(by_M: Iterable[Tensor], of: dict[str, Factors], places: Layout) -> Tensor:
+    """What `matrix` passes back, written down: the gradient in a draw (n,) from those in the masks of its factors."""
     parts = []
-    for name, (Q, R) in factors(drawn, places).items():
-        by, groups = by_M[name], places.layers[name].groups
+    for by, (name, (Q, R)) in zip(by_M, of.items(), strict=True):
+        groups = places.layers[name].groups
         if groups == 1:
             parts += [(R @ by.T).view(-1), (Q @ by).view(-1)]
         else:
