@@ -48,7 +48,7 @@ class Chain(NamedTuple):
         return not torch.compiler.is_compiling() and len(h) * rank <= FEW and self._holds(W, h)
 
     def goes_back(self, W: Params, h: Tensor) -> bool:
-        """Whether `slopes` are those of W, which is all there is: of layers whose own are known."""
+        """Whether W is all there is and `slopes` know the way back through every layer, a Linear one at its front."""
         known = all(name or type(layer) in BACK for name, layer in self.layers)
         return known and bool(self.layers[0][0]) and self._holds(W, h)
 
@@ -81,11 +81,11 @@ class Chain(NamedTuple):
         log_p = torch.log_softmax(h + log_prior, dim=1)
         by = log_p.exp().scatter_add_(1, y[:, None], log_p.new_full((len(y), 1), -1.0)).div_(len(y))
         found = {}
-        for (name, layer), x, out in zip(reversed(self.layers), reversed(taken), (h, *reversed(taken)), strict=False):
-            if bias_of(name) in wanted:
-                found[bias_of(name)] = by.sum(dim=0)
+        for (name, layer), x, out in reversed([*zip(self.layers, taken, [*taken[1:], h], strict=True)]):
             if name in wanted:
                 found[name] = by.T @ x
+            if name and bias_of(name) in wanted:
+                found[bias_of(name)] = by.sum(dim=0)
             if x is not taken[0]:
                 by = by @ W[name] if name else BACK[type(layer)](by, out)
         return nnf.nll_loss(log_p, y), found
