@@ -119,17 +119,17 @@ class Site(NamedTuple):
     @torch.no_grad()
     def mask_slope(self, W: Params, masks: Masks, h: Inputs, y: Tensor, rng: Generator) -> Slope:
         """`free_energy` under one draw where gates do not train: its likelihood, and the gradient of all of it."""
-        (noise,) = masking.draw(masks, 1, rng)
+        noise = masking.draw(masks, 1, rng)[0]
         value, by_draw = self.network.by_draw(W, sample(masks, noise), h, y, self.log_prior)
         weight = self.method.temperature / len(self.data.y)
-        return Slope(value, (slopes(masks, noise, by_draw, p=self.prior, weight=weight),))
+        return Slope(value, slopes(masks, noise, by_draw, p=self.prior, weight=weight))
 
     @torch.no_grad()
     def weight_slope(self, W: Params, masks: Masks, h: Inputs, y: Tensor, rng: Generator) -> Slope:
         """`nll` under one draw where gates do not train, and its gradient in W."""
-        (drawn,) = sample(masks, masking.draw(masks, 1, rng))
+        drawn = sample(masks, masking.draw(masks, 1, rng)[0])
         value, by_W = self.network.by_weights(W, drawn, h, y, self.log_prior)
-        return Slope(value, (by_W,))
+        return Slope(value, by_W.values())
 
     def _nll_under(self, W: Params, draws: Tensor, scales: Scales | None, h: Inputs, y: Tensor) -> Tensor:
         return nll(self.network.logits(W, draws, h, scales) + self.log_prior, y)

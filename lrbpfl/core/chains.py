@@ -16,7 +16,7 @@ from lrbpfl.core.network import Params, bias_of
 
 # What layers without parameters pass back, by what they gave out.
 BACK: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
-    nn.ReLU: lambda by, out: by * (out > 0),
+    nn.ReLU: lambda by, out: by * out.sign(),
     nn.Tanh: lambda by, out: by * (1 - out.square()),
     nn.Identity: lambda by, out: by,
 }
@@ -71,15 +71,14 @@ class Chain(NamedTuple):
                 h = layer(h)
         return h.reshape(samples, -1, *h.shape[1:])
 
-    @torch.no_grad()
     def slopes(self, W: Params, h: Tensor, y: Tensor, log_prior: Tensor, wanted: Set[str]) -> tuple[Tensor, Params]:
-        """The negative log-likelihood per example, and its gradients in the wanted parameters."""
+        """The negative log-likelihood per example, and its gradients in the wanted parameters; call it with no_grad."""
         taken = []  # what each layer takes in
         for name, layer in self.layers:
             taken.append(h)
             h = nnf.linear(h, W[name], W.get(bias_of(name))) if name else layer(h)
         log_p = torch.log_softmax(h + log_prior, dim=1)
-        by = log_p.exp().scatter_add_(1, y[:, None], log_p.new_full((len(y), 1), -1.0)).div_(len(y))
+        by = log_p.exp().scatter_add_(1, y[:, None], log_p.new_full((len(y), 1), -1.0)).mul_(1 / len(y))
         found = {}
         for (name, layer), x, out in reversed([*zip(self.layers, taken, [*taken[1:], h], strict=True)]):
             if name in wanted:

@@ -35,10 +35,10 @@ class Rate(NamedTuple):
 
 
 class Slope(NamedTuple):
-    """What an objective may return in place of its value: a number to report, and its gradients, one for each group."""
+    """What an objective may return in place of its value: a number to report, and gradients that it wrote down."""
 
     value: Tensor
-    gradients: tuple[Tree, ...]
+    gradients: Iterable[Tensor]  # one for each leaf of all groups, in their order
 
 
 def pace(schedule: Schedule, t: int, rounds: int) -> float:
@@ -94,7 +94,7 @@ def descent(
         with learning():
             loss = F(*groups, batch)
             if isinstance(loss, Slope):
-                for leaf, gradient in zip(leaves, trees.leaves(loss.gradients), strict=True):
+                for leaf, gradient in zip(leaves, loss.gradients, strict=True):
                     leaf.grad = gradient
                 loss = loss.value
             else:

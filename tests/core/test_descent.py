@@ -157,8 +157,7 @@ def test_gradients_that_are_written_down_lead_the_same_way(optimiser: OptimiserN
 
     def written(a: dict[str, Tensor], b: Tensor, batch: Data) -> Slope:
         with torch.no_grad():
-            by_a = {"u": a["u"] - CENTRE, "v": 2 * (a["v"] - CENTRE)}
-            return Slope(F(a, b, batch), (by_a, 3 * (b - CENTRE)))
+            return Slope(F(a, b, batch), [a["u"] - CENTRE, 2 * (a["v"] - CENTRE), 3 * (b - CENTRE)])
 
     groups, rates = ({"u": START, "v": -START}, 2 * START), (Rate(optimiser, 0.1, decay=0.2), Rate("sgd", 0.05))
     one, other = (descend(f, groups, [numbered(1)] * 6, rates, clip=2.0) for f in (F, written))
