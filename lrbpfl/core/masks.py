@@ -117,7 +117,7 @@ def slope(by_M: Iterable[Tensor], of: dict[str, Factors], places: Layout) -> Ten
     """What `matrix` passes back, written down: the gradient in a draw (n,) from those in the masks of its factors."""
     parts = []
     for by, (name, (Q, R)) in zip(by_M, of.items(), strict=True):
-        groups = places.layers[name].groups
+        by, groups = by.to(Q), places.layers[name].groups  # W may be of another precision than its masks
         if groups == 1:
             parts += [(R @ by.T).view(-1), (Q @ by).view(-1)]
         else:

@@ -14,16 +14,18 @@ from lrbpfl.models import cnn
 from lrbpfl.rng import generator
 
 DENSE = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 3))
+DOUBLE = nn.Sequential(nn.Linear(20, 16), nn.GELU(), nn.Linear(16, 3)).double()  # its masks are not
 
 
 def site(model: nn.Module, shape: tuple[int, ...], method: LRBPFL) -> Site:
-    data = Data(torch.randn(15, *shape, generator=generator(0, "x")), torch.arange(15) % 3)
+    x = torch.randn(15, *shape, generator=generator(0, "x"))
+    data = Data(x.to(next(model.parameters())), torch.arange(15) % 3)
     task = Task(model, 3, label_prior=1.0)
     return Site.of(method, task, method.init_client(task, generator(0)).gates, data)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize(("model", "shape"), [(DENSE, (20,)), (cnn(3, (1, 8, 8)), (1, 8, 8))])
+@pytest.mark.parametrize(("model", "shape"), [(DENSE, (20,)), (DOUBLE, (20,)), (cnn(3, (1, 8, 8)), (1, 8, 8))])
 def test_slopes_are_those_of_the_free_energy_under_the_same_draw(
     model: nn.Module, shape: tuple[int, ...], temperature: float
 ) -> None:
