@@ -9,7 +9,7 @@ from torch import Tensor
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data
-from lrbpfl.core.gaussian import sample, widened
+from lrbpfl.core.gaussian import std
 from lrbpfl.core.masks import Gates, Masks
 from lrbpfl.core.network import Params
 from lrbpfl.core.objective import MaskedNetwork
@@ -19,9 +19,9 @@ PRICE = 0.02  # what a rank has to be worth, in nats for each held-out example
 
 
 def log_likelihood(logits: Tensor, y: Tensor) -> Tensor:
-    """Log mean_c p_c(y) of each example, (examples,), from logits (samples, examples, classes)."""
-    log_p = torch.log_softmax(logits, dim=-1)[:, torch.arange(len(y)), y]
-    return (torch.logsumexp(log_p, dim=0) - math.log(len(logits))).clamp(min=LEAST)
+    """Log mean_c p_c(y) of each example, (..., examples), from logits (..., samples, examples, classes)."""
+    log_p = torch.log_softmax(logits, dim=-1)[..., torch.arange(len(y)), y]
+    return (torch.logsumexp(log_p, dim=-2) - math.log(log_p.shape[-2])).clamp(min=LEAST)
 
 
 @torch.no_grad()
@@ -32,8 +32,9 @@ def of_noises(
 
     `logits` are theirs under draws (samples, n) of the posterior; `noise` (samples, n) is the same for all sizes.
     """
-    draws = (sample(widened(masks, size), noise) for size in sizes)
-    return torch.stack([log_likelihood(logits(drawn), y) for drawn in draws])
+    spread = std(masks) * noise
+    found = [logits(torch.add(masks.mean, spread, alpha=size)) for size in sizes]
+    return log_likelihood(torch.stack(found), y)
 
 
 @torch.no_grad()
@@ -43,8 +44,8 @@ def weighed(network: MaskedNetwork, W: Params, masks: Masks, gates: Gates, held:
     found = {}
     for name, factors in masking.factors(masks.mean, places).items():
         kept = (masking.matrix(*part, places.layers[name].groups) for part in masking.truncated(*factors))
-        logits = (network.under(W, {**M, name: m}, held.x) + log_prior for m in kept)
-        likely = torch.stack([log_likelihood(one[None], held.y) for one in logits])
+        logits = torch.stack([network.under(W, {**M, name: m}, held.x) + log_prior for m in kept])
+        likely = log_likelihood(logits[:, None], held.y)
         gains = likely.new_zeros(len(gates[name]) - 1, len(held.y))  # a layer may have fewer ranks than gates
         gains[: len(likely) - 1] = likely.diff(dim=0)
         found[name] = gating.weighed(gates[name], gains, PRICE)

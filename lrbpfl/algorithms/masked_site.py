@@ -11,8 +11,8 @@ from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Task, log_label_prior
 from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
-from lrbpfl.core.descent import Data, Rate, batches, descend, descent
-from lrbpfl.core.gaussian import Prior, draws_and_kl, gaussian, prior, sample
+from lrbpfl.core.descent import Data, Rate, Slope, batches, descend, descent
+from lrbpfl.core.gaussian import Prior, draws_and_kl, gaussian, prior, sample, slopes
 from lrbpfl.core.inputs import Inputs, pieces
 from lrbpfl.core.masks import Gates, Masks, Scales
 from lrbpfl.core.modes import learning, rolls_dice
@@ -56,9 +56,12 @@ class Site(NamedTuple):
     ) -> dict[int, tuple[Masks, Gates]]:
         """Masks and gates after so many steps on the free energy with W fixed: one way serves all numbers of steps."""
         moving = self.method.ranks == "printed" and not gates_rest
+        by_hand = self._one_draw()
 
-        def energy(masks: Masks, *rest: Any) -> Tensor:
+        def energy(masks: Masks, *rest: Any) -> Tensor | Slope:
             *gates, batch = rest
+            if by_hand:
+                return self.mask_slope(W, masks, batch.x, batch.y, rng)
             return self.free_energy(W, masks, gates[0] if moving else self.gates, batch.x, batch.y, rng)
 
         groups = (start, self.gates) if moving else (start,)
@@ -73,13 +76,17 @@ class Site(NamedTuple):
     def trained(self, W: Params, masks: Masks, gates: Gates, rng: Generator) -> tuple[Params, float]:
         """W and its mean loss after steps under the adapted mask; the KL and the penalty do not depend on W."""
         scales, before = scales_of(self.method, gates), self.network.before
-        (W,), loss = descend(
-            lambda W, batch: self.nll(W, masks, scales, before(W, batch.x), batch.y, rng),
-            (W,),
-            batches(self.data, self.method.batch_size, self.method.model_steps, rng),
-            self._rates()[2:],
-        )
-        return W, loss
+        by_hand = self._one_draw() and self.network.whole(W)
+
+        def loss(W: Params, batch: Data) -> Tensor | Slope:
+            h = before(W, batch.x)
+            if by_hand:
+                return self.weight_slope(W, masks, h, batch.y, rng)
+            return self.nll(W, masks, scales, h, batch.y, rng)
+
+        steps = batches(self.data, self.method.batch_size, self.method.model_steps, rng)
+        (W,), mean = descend(loss, (W,), steps, self._rates()[2:])
+        return W, mean
 
     def joint(self, W: Params, start: Masks, rng: Generator) -> tuple[Params, Gates, float]:
         """The ablation: T_L steps on (phi, psi, gamma) and W together."""
@@ -109,8 +116,27 @@ class Site(NamedTuple):
             F = F + method.gate_penalty / num_data * torch.stack([*map(gating.penalty, gates.values())]).sum()
         return F
 
+    @torch.no_grad()
+    def mask_slope(self, W: Params, masks: Masks, h: Inputs, y: Tensor, rng: Generator) -> Slope:
+        """`free_energy` under one draw where gates do not train: its likelihood, and the gradient of all of it."""
+        noise = masking.draw(masks, 1, rng)[0]
+        value, by_draw = self.network.by_draw(W, sample(masks, noise), h, y, self.log_prior)
+        weight = self.method.temperature / len(self.data.y)
+        return Slope(value, slopes(masks, noise, by_draw, p=self.prior, weight=weight))
+
+    @torch.no_grad()
+    def weight_slope(self, W: Params, masks: Masks, h: Inputs, y: Tensor, rng: Generator) -> Slope:
+        """`nll` under one draw where gates do not train, and its gradient in W."""
+        drawn = sample(masks, masking.draw(masks, 1, rng)[0])
+        value, by_W = self.network.by_weights(W, drawn, h, y, self.log_prior)
+        return Slope(value, by_W.values())
+
     def _nll_under(self, W: Params, draws: Tensor, scales: Scales | None, h: Inputs, y: Tensor) -> Tensor:
         return nll(self.network.logits(W, draws, h, scales) + self.log_prior, y)
+
+    def _one_draw(self) -> bool:
+        """Whether a step takes one mask, of gates that are open or closed: its gradients are then written down."""
+        return self.method.ranks != "printed" and self.method.samples == 1
 
     def _rates(self) -> tuple[Rate, Rate, Rate]:
         """Of (phi, psi), of gamma and of W."""

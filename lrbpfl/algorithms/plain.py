@@ -8,7 +8,7 @@ from torch import Tensor
 from lrbpfl.algorithms.protocol import Ensemble, Task, log_label_prior
 from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import Inputs
-from lrbpfl.core.network import Params
+from lrbpfl.core.network import Params, caller
 from lrbpfl.core.objective import nll, plain_logits, probabilities
 
 Objective = Callable[[Params, Data], Tensor]  # f_k(w; batch)
@@ -23,8 +23,8 @@ class Personal(NamedTuple):
 
 def objective(task: Task, data: Data) -> Objective:
     """f_k: the mean cross-entropy on a batch of the client's data, with its label prior in the likelihood."""
-    log_prior = log_label_prior(task, data.y)
-    return lambda w, batch: nll(plain_logits(task.model, w, batch.x) + log_prior, batch.y)
+    log_prior, logits = log_label_prior(task, data.y), caller(task.model)
+    return lambda w, batch: nll((logits(w, batch.x) + log_prior)[None], batch.y)
 
 
 def personal_model(task: Task, W: Params, data: Data) -> Personal:

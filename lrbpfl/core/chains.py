@@ -1,9 +1,11 @@
-"""Masks on a chain of dense layers without a matrix for each of them: (W o Q R^T) x = sum_i q_i o W (r_i o x).
+"""What can be done with a chain of dense layers and not with any network.
 
-For a few rows under many masks this takes W once for all of them, where a loop makes and multiplies a mask of W's size
-each time.
+Masks without a matrix for each of them: (W o Q R^T) x = sum_i q_i o W (r_i o x). For a few rows under many masks this
+takes W once for all of them, where a loop makes and multiplies a mask of W's size each time. And gradients that are
+written down: of a small network, torch spends more time in recording a step than in computing it.
 """
 
+from collections.abc import Callable, Set
 from typing import NamedTuple
 
 import torch
@@ -12,6 +14,12 @@ from torch.nn import functional as nnf
 
 from lrbpfl.core.network import Params, bias_of
 
+# What layers without parameters pass back, by what they gave out.
+BACK: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
+    nn.ReLU: lambda by, out: by * out.sign(),
+    nn.Tanh: lambda by, out: by * (1 - out.square()),
+    nn.Identity: lambda by, out: by,
+}
 FEW = 48  # rows times ranks; with more, masks of W's size are cheaper
 
 
@@ -37,12 +45,16 @@ class Chain(NamedTuple):
 
         What is exported has any number of rows, and one way for all of them.
         """
-        if torch.compiler.is_compiling():
-            return False
+        return not torch.compiler.is_compiling() and len(h) * rank <= FEW and self._holds(W, h)
+
+    def goes_back(self, W: Params, h: Tensor) -> bool:
+        """Whether W is all there is and `slopes` know the way back through every layer, a Linear one at its front."""
+        known = all(name or type(layer) in BACK for name, layer in self.layers)
+        return known and bool(self.layers[0][0]) and self._holds(W, h)
+
+    def _holds(self, W: Params, h: Tensor) -> bool:
         watched = any(m._forward_pre_hooks or m._forward_hooks for _, m in self.layers)
-        return (
-            h.dim() == 2 and h.is_floating_point() and len(h) * rank <= FEW and not watched and self.names <= W.keys()
-        )
+        return h.dim() == 2 and h.is_floating_point() and not watched and self.names <= W.keys()
 
     def logits(self, W: Params, Q: dict[str, Tensor], R: dict[str, Tensor], h: Tensor) -> Tensor:
         """Outputs (samples, batch, classes) from factors (samples, ranks, size) by the names of masked weights."""
@@ -58,3 +70,21 @@ class Chain(NamedTuple):
             else:
                 h = layer(h)
         return h.reshape(samples, -1, *h.shape[1:])
+
+    def slopes(self, W: Params, h: Tensor, y: Tensor, log_prior: Tensor, wanted: Set[str]) -> tuple[Tensor, Params]:
+        """The negative log-likelihood per example, and its gradients in the wanted parameters; call it with no_grad."""
+        taken = []  # what each layer takes in
+        for name, layer in self.layers:
+            taken.append(h)
+            h = nnf.linear(h, W[name], W.get(bias_of(name))) if name else layer(h)
+        log_p = torch.log_softmax(h + log_prior, dim=1)
+        by = log_p.exp().scatter_add_(1, y[:, None], log_p.new_full((len(y), 1), -1.0)).mul_(1 / len(y))
+        found = {}
+        for (name, layer), x, out in reversed([*zip(self.layers, taken, [*taken[1:], h], strict=True)]):
+            if name in wanted:
+                found[name] = by.T @ x
+            if name and bias_of(name) in wanted:
+                found[bias_of(name)] = by.sum(dim=0)
+            if x is not taken[0]:
+                by = by @ W[name] if name else BACK[type(layer)](by, out)
+        return nnf.nll_loss(log_p, y), found

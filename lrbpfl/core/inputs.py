@@ -17,7 +17,7 @@ def length(x: Inputs) -> int:
 
 def take(x: Inputs, places: Tensor) -> Inputs:
     """The rows at these places."""
-    return _mapped(lambda part: part[places], x)
+    return x[places] if isinstance(x, Tensor) else _mapped(lambda part: part[places], x)
 
 
 def pieces(x: Inputs, size: int) -> Iterator[Inputs]:

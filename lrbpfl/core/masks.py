@@ -4,6 +4,7 @@ The posterior of all factors of a client is one flat Gaussian, layer after layer
 many small tensors would spend its time in calling them.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -97,8 +98,11 @@ def matrix(Q: Tensor, R: Tensor, groups: int = 1) -> Tensor:
     """
     if groups == 1:
         return Q.T @ R
-    Q, R = (factor.reshape(len(factor), groups, -1).movedim(0, 1) for factor in (Q, R))  # (groups, r_k, size / groups)
-    return (Q.mT @ R).flatten(0, 1)
+    return (_by_group(Q, groups).mT @ _by_group(R, groups)).flatten(0, 1)
+
+
+def _by_group(factor: Tensor, groups: int) -> Tensor:
+    return factor.reshape(len(factor), groups, -1).movedim(0, 1)  # (groups, r_k, size / groups)
 
 
 def matrices(drawn: Tensor, places: Layout, scales: Scales | None = None) -> dict[str, Tensor]:
@@ -109,6 +113,20 @@ def matrices(drawn: Tensor, places: Layout, scales: Scales | None = None) -> dic
     return found
 
 
+def slope(by_M: Iterable[Tensor], of: dict[str, Factors], places: Layout) -> Tensor:
+    """What `matrix` passes back, written down: the gradient in a draw (n,) from those in the masks of its factors."""
+    parts = []
+    for by, (name, (Q, R)) in zip(by_M, of.items(), strict=True):
+        by, groups = by.to(Q), places.layers[name].groups  # W may be of another precision than its masks
+        if groups == 1:
+            parts += [(R @ by.T).view(-1), (Q @ by).view(-1)]
+        else:
+            by = by.unflatten(0, (groups, -1))
+            Q, R = _by_group(Q, groups), _by_group(R, groups)
+            parts += [(R @ by.mT).movedim(0, 1).flatten(), (Q @ by).movedim(0, 1).flatten()]
+    return torch.cat(parts)
+
+
 def masked(W: Params, M: dict[str, Tensor], frozen: Params | None = None) -> Params:
     """The network under one mask, G = W o M on masked weights; all other parameters stay.  Eq. (4)
 
@@ -116,8 +134,14 @@ def masked(W: Params, M: dict[str, Tensor], frozen: Params | None = None) -> Par
     the same at every position of the kernel.
     """
     own = {**frozen, **W} if frozen else W
-    G = {name: own[name].to(m.device) * m.reshape(m.shape + (1,) * (own[name].dim() - 2)) for name, m in M.items()}
+    G = {name: own[name].to(m.device) * m.view(m.shape + (1,) * (own[name].dim() - 2)) for name, m in M.items()}
     return {**W, **G}
+
+
+def by_mask(by_G: Tensor, weight: Tensor) -> Tensor:
+    """What G = W o M passes back to M, from the gradient in G of one weight."""
+    by_M = by_G * weight.to(by_G.device)
+    return by_M if by_M.dim() == 2 else by_M.flatten(2).sum(dim=2)
 
 
 def kl_divergence(masks: Masks, prior_mean: Tensor, prior_std: float) -> Tensor:

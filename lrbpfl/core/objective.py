@@ -1,6 +1,6 @@
 """Logits, likelihoods and the free energy of a masked network, per example.  Eq. (8)"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +39,36 @@ class MaskedNetwork(NamedTuple):
         if self.chain and len(draws) > 1 and isinstance(h, Tensor) and self.chain.suits(W, h, rank):
             return self.chain.logits(W, *masking.all_factors(draws, self.places, scales), h)
         masks = (masking.matrices(drawn, self.places, scales) for drawn in draws.unbind())
-        return torch.stack([self.under(W, M, h) for M in masks])
+        found = [self.under(W, M, h) for M in masks]
+        return torch.stack(found) if len(found) > 1 else found[0][None]
+
+    def by_draw(self, W: Params, drawn: Tensor, h: Inputs, y: Tensor, log_prior: Tensor) -> tuple[Tensor, Tensor]:
+        """The negative log-likelihood per example under one draw (n,), and its gradient in the draw, written down."""
+        own, of = {**self.frozen, **W}, masking.factors(drawn, self.places)
+        G = masking.masked(own, {name: masking.matrix(*of[name], self.places.layers[name].groups) for name in of})
+        value, by_G = self._slopes(G, h, y, log_prior, of.keys())
+        by_M = (masking.by_mask(by_G[name], own[name]) for name in of)  # one at a time: each may be large
+        return value, masking.slope(by_M, of, self.places)
+
+    def by_weights(self, W: Params, drawn: Tensor, h: Inputs, y: Tensor, log_prior: Tensor) -> tuple[Tensor, Params]:
+        """The same in W, if nothing of it comes before the masks (`whole`)."""
+        M = masking.matrices(drawn, self.places)
+        value, by_G = self._slopes(masking.masked(W, M, self.frozen), h, y, log_prior, W.keys())
+        return value, {name: by_G[name].mul_(M[name]) if name in M else by_G[name] for name in W}
+
+    def whole(self, W: Params) -> bool:
+        """Whether W is a chain of dense layers and nothing else."""
+        return self.chain is not None and self.chain.names == W.keys()
+
+    def _slopes(self, G: Params, h: Inputs, y: Tensor, log_prior: Tensor, wanted: Set[str]) -> tuple[Tensor, Params]:
+        """The negative log-likelihood with parameters G and its gradients in some: by torch, or by hand for a chain."""
+        if self.chain and isinstance(h, Tensor) and self.chain.goes_back(G, h):
+            return self.chain.slopes(G, h, y, log_prior, wanted)
+        G |= {name: G[name].detach().requires_grad_() for name in wanted}
+        with torch.enable_grad():
+            value = nll((self.after(G, h) + log_prior)[None], y)
+        found = torch.autograd.grad(value, [G[name] for name in wanted], allow_unused=True, materialize_grads=True)
+        return value.detach(), dict(zip(wanted, found, strict=True))
 
     def under(self, W: Params, M: dict[str, Tensor], h: Inputs) -> Tensor:
         """Logits under one mask, (batch, classes), from what came before."""

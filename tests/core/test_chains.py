@@ -8,7 +8,7 @@ from lrbpfl.core import gates as gating
 from lrbpfl.core import masks as masking
 from lrbpfl.core.chains import FEW, Chain
 from lrbpfl.core.masks import Scales
-from lrbpfl.core.network import Params, maskable
+from lrbpfl.core.network import Params, forward, maskable
 from lrbpfl.core.objective import MaskedNetwork, masked_network
 from lrbpfl.models import cnn
 from lrbpfl.rng import generator
@@ -57,6 +57,35 @@ def test_many_rows_and_layers_that_are_watched_go_the_long_way() -> None:
     handle = PLAIN[0].register_forward_hook(lambda *_: None)
     assert not chain.suits(W, x[:1], RANK)
     handle.remove()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        PLAIN,
+        nn.Sequential(nn.Linear(20, 9, bias=False), nn.Tanh(), nn.Identity(), nn.Linear(9, 9), nn.Linear(9, 4)),
+        nn.Sequential(nn.Linear(20, 8), nn.ReLU(inplace=True), nn.Linear(8, 5), nn.Tanh()),
+    ],
+)
+def test_slopes_are_those_of_autograd(model: nn.Module) -> None:
+    chain, rng = Chain.of(model), generator(0, "slopes")
+    W = {name: torch.randn(p.shape, generator=rng, dtype=torch.float64) for name, p in model.named_parameters()}
+    W = {name: p.requires_grad_() for name, p in W.items()}
+    x, classes = torch.randn(7, 20, generator=rng, dtype=torch.float64), len(list(W.values())[-1])
+    y, log_prior = torch.arange(7) % classes, torch.randn(classes, generator=rng, dtype=torch.float64)
+    assert chain is not None and chain.goes_back(W, x)
+    with torch.no_grad():
+        value, found = chain.slopes(W, x, y, log_prior, W.keys())
+        assert chain.slopes(W, x, y, log_prior, {"0.weight"})[1].keys() == {"0.weight"}
+    expected = nn.functional.cross_entropy(forward(model, W, x) + log_prior, y)
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(tuple(found[name] for name in W), torch.autograd.grad(expected, tuple(W.values())))
+
+
+def test_layers_whose_slopes_nobody_wrote_down_do_not_go_back() -> None:
+    for model in (nn.Sequential(nn.Linear(3, 2), nn.GELU()), nn.Sequential(nn.ReLU(), nn.Linear(3, 2))):
+        chain = Chain.of(model)
+        assert chain is not None and not chain.goes_back(dict(model.named_parameters()), torch.zeros(1, 3))
 
 
 def test_what_is_no_chain_of_dense_layers_is_none() -> None:

@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from lrbpfl import trees
-from lrbpfl.core.descent import Data, OptimiserName, Rate, batches, descend, descent, pace
+from lrbpfl.core.descent import Data, OptimiserName, Rate, Slope, batches, descend, descent, pace
 from lrbpfl.core.network import Params, forward
 from lrbpfl.rng import generator
 
@@ -110,9 +112,12 @@ def test_a_rate_for_every_group() -> None:
         descend(lambda a, b, batch: bowl(a, batch), (START, START), [numbered(1)], (Rate("sgd", 0.1),))
 
 
-@pytest.mark.parametrize(("optimiser", "kind"), [("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)])
+@pytest.mark.parametrize(
+    ("optimiser", "kind"),
+    [("sgd", torch.optim.SGD), ("momentum", partial(torch.optim.SGD, momentum=0.9)), ("adam", torch.optim.Adam)],
+)
 def test_the_same_bits_as_training_a_module(
-    optimiser: OptimiserName, kind: type[torch.optim.SGD | torch.optim.Adam]
+    optimiser: OptimiserName, kind: Callable[..., torch.optim.Optimizer]
 ) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
     data = Data(x=torch.randn(20, 3, generator=generator(0, "x")), y=torch.randint(4, (20,), generator=generator(0)))
@@ -141,6 +146,22 @@ def test_the_same_bits_as_training_a_module(
         nnf.cross_entropy(unfused(batch.x), batch.y).backward()
         plain.step()
     torch.testing.assert_close(W, {name: p.detach() for name, p in unfused.named_parameters()})
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
+def test_gradients_that_are_written_down_lead_the_same_way(optimiser: OptimiserName) -> None:
+    """For every leaf of every group its own; what is reported is what the objective says."""
+
+    def F(a: dict[str, Tensor], b: Tensor, batch: Data) -> Tensor:
+        return bowl(a["u"], batch) + 2 * bowl(a["v"], batch) + 3 * bowl(b, batch)
+
+    def written(a: dict[str, Tensor], b: Tensor, batch: Data) -> Slope:
+        with torch.no_grad():
+            return Slope(F(a, b, batch), [a["u"] - CENTRE, 2 * (a["v"] - CENTRE), 3 * (b - CENTRE)])
+
+    groups, rates = ({"u": START, "v": -START}, 2 * START), (Rate(optimiser, 0.1, decay=0.2), Rate("sgd", 0.05))
+    one, other = (descend(f, groups, [numbered(1)] * 6, rates, clip=2.0) for f in (F, written))
+    torch.testing.assert_close(one, other)
 
 
 def test_a_growing_rate_by_hand() -> None:

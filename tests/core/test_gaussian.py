@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from lrbpfl.core.gaussian import Gaussian, draws_and_kl, gaussian, kl, prior, sample, std, widened
+from lrbpfl.core.gaussian import Gaussian, draws_and_kl, gaussian, kl, prior, sample, slopes, std, widened
 from lrbpfl.rng import generator
 
 
@@ -120,6 +120,16 @@ def test_the_gradients_of_draws_and_kl_are_differences() -> None:
         return *draws, divergence
 
     assert torch.autograd.gradcheck(outputs, tuple(part.clone().requires_grad_() for part in q))
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_slopes_are_those_of_the_draw_and_of_torchs_kl(weight: float) -> None:
+    q, p = Gaussian(*(part.requires_grad_() for part in random(6))), random(6, name="p")
+    noise, by_draw = torch.randn(2, 6, generator=generator(0, "noise"), dtype=torch.float64)
+    total = (by_draw * sample(q, noise)).sum() + weight * kl_divergence(normal(q), normal(p)).sum()
+    with torch.no_grad():
+        found = slopes(q, noise, by_draw, p=prior(p), weight=weight)
+    torch.testing.assert_close(tuple(found), torch.autograd.grad(total, q))
 
 
 def test_the_gradients_of_kl_in_both_gaussians_are_differences() -> None:

@@ -81,6 +81,48 @@ def test_before_and_after_are_the_whole_network_under_each_mask(model: nn.Module
     torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)  # sums in another order
 
 
+class Idle(Skip):
+    """Has a layer that it never asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(2, 2)
+
+
+FROZEN = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+FROZEN[2].requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), (4,)),
+        (nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 3)), (4,)),
+        (FROZEN, (4,)),
+        (nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.Flatten(), nn.Linear(8 * 9, 3)), (4, 5, 5)),
+        (cnn(3, (1, 8, 8)), (1, 8, 8)),
+        (Idle(), (1, 5, 5)),
+    ],
+    ids=["by hand", "by torch", "frozen", "grouped", "convolutions", "idle"],
+)
+def test_slopes_in_the_draw_and_in_the_weights_are_those_of_autograd(model: nn.Module, shape: tuple[int, ...]) -> None:
+    model, layers = model.double(), maskable(model)
+    W = {name: w.requires_grad_() for name, w in init_params(model, generator(0), "template").items()}
+    network = masked_network(model, layers, {name: torch.tensor([math.inf, 0.5]) for name in layers})
+    drawn = masking.init(network.places, spread=0.3, std=0.1, rng=generator(1)).mean.double().requires_grad_()
+    h = network.before(W, torch.randn(5, *shape, generator=generator(2), dtype=torch.float64)).detach()
+    y, log_prior = torch.tensor([0, 2, 1, 1, 0]), torch.tensor([0.1, -0.4, 0.3], dtype=torch.float64)
+    expected = nll(network.logits(W, drawn[None], h) + log_prior, y)
+    by_draw, *by_W = torch.autograd.grad(expected, (drawn, *W.values()), allow_unused=True, materialize_grads=True)
+    with torch.no_grad():
+        value, found = network.by_draw(W, drawn, h, y, log_prior)
+        torch.testing.assert_close((value, found), (expected.detach(), by_draw))
+        assert network.whole(W) == (len(W) == 4 and len(shape) == 1)
+        if network.whole(W):
+            value, slopes = network.by_weights(W, drawn, h, y, log_prior)
+            torch.testing.assert_close((value, *slopes.values()), (expected.detach(), *by_W))
+
+
 @pytest.mark.parametrize("chunk", [1, 4, 9, 500])
 def test_chunks_change_nothing(chunk: int) -> None:
     weights = torch.randn(SAMPLES, 3, CLASSES, generator=generator(0, "weights"))
