@@ -108,6 +108,8 @@ def _setup(config: Config, dataset: Dataset, groups: list[Group], progress: bool
         paces=_paces(config.federation),
         classes=_classes(dataset),
         features=dataset.feature_names,
+        precision=config.federation.precision,
+        threads=config.federation.threads,
     )
     check_setup(setup)
     return setup
