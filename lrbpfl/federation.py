@@ -18,6 +18,7 @@ from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.algorithms.protocol import Algorithm, Task, wishes_of
 from lrbpfl.cli.progress import Display
 from lrbpfl.core.network import init_params, unmasked
+from lrbpfl.core.precision import Precision
 from lrbpfl.disk import write_file
 from lrbpfl.engines.intake import Aggregate
 from lrbpfl.engines.work import Setup, check_setup
@@ -47,6 +48,9 @@ class Federation:
 
     A model starts from fresh weights, or from its own if it is `pretrained`; its frozen parameters stay as they are.
     The model that was given is never changed.
+
+    With `precision="bf16"` networks learn in bfloat16 where that is faster, and predict in float32. `threads` above 1
+    are for one client after the other, each with so many.
     """
 
     def __init__(
@@ -68,6 +72,8 @@ class Federation:
         workers: int | None = None,
         device: str = "cpu",
         start: Literal["auto", "fork", "forkserver", "spawn"] = "auto",
+        precision: Precision = "float32",
+        threads: int = 1,
         quiet: bool = False,
     ) -> None:
         self.seed, self.quiet = seed, quiet
@@ -93,9 +99,11 @@ class Federation:
             device=usable_device(device),
             classes=gathered.classes,
             features=gathered.features,
+            precision=precision,
+            threads=threads,
         )
         _check(self._setup, tokens)
-        self._engine = {"workers": cores() if workers is None else workers, "device": device, "start": start}
+        self._engine = _engine(workers, threads) | {"device": device, "start": start}
         self._data = {
             "dataset": f"{OWN}:{_digest(self._setup)}",
             "partition": "natural",
@@ -203,6 +211,7 @@ class Federation:
         asked = self._setup.task.label_prior
         prior = wishes_of(self.algorithm).label_prior if asked is None else asked
         common = {"seed": self.seed, "model": OWN, "label_prior": float(prior)}
+        common |= {"precision": self._setup.precision, "threads": self._setup.threads}
         given = {key: value for key, value in federation.items() if value is not None}
         return parse(
             {
@@ -236,6 +245,15 @@ def name_of(algorithm: Algorithm) -> str:
         f"{type(algorithm).__name__} has no name under which a saved model could find it again: "
         "offer it as an entry point of the group lrbpfl.algorithms"
     )
+
+
+def _engine(workers: int | None, threads: int) -> dict[str, Any]:
+    """Workers, or one client after the other with several threads each."""
+    if threads == 1:
+        return {"workers": cores() if workers is None else workers}
+    if workers not in (None, 1):
+        raise BadInput(f"workers is {workers} and threads is {threads}: several of both would share the same cores")
+    return {"kind": "serial", "workers": 1}
 
 
 def _check(setup: Setup, tokens: bool) -> None:

@@ -380,3 +380,20 @@ def test_weights_without_masks_are_named(capsys: pytest.CaptureFixture[str]) -> 
     assert "no masks on 0.weight: these weights are the same for all clients" in capsys.readouterr().err
     Federation(model, clients, "fedavg", tokens=True)
     assert "no masks" not in capsys.readouterr().err
+
+
+def test_precision_and_threads_belong_to_the_run(tmp_path: Path) -> None:
+    def fit(name: str, **how: Any) -> Any:
+        federation = Federation(network(), CLIENTS, QUICK, quiet=True, **how)
+        return federation.fit(1, directory=tmp_path / name).personal("north").predict(CLIENTS["north"][0]).probability
+
+    exact, rough = fit("exact", workers=1), fit("rough", workers=2, precision="bf16")
+    assert 0 < abs(exact - rough).max() < 0.02
+    fit("threads", threads=2)
+    for name, how in (("exact", {"precision": "bf16"}), ("rough", {}), ("threads", {"threads": 3}), ("threads", {})):
+        with pytest.raises(BadInput, match="holds another run"):
+            fit(name, **how)
+    with pytest.raises(BadInput, match="workers is 2 and threads is 3"):
+        fit("both", workers=2, threads=3)
+    with pytest.raises(BadInput, match=r"federation\.precision = 'fp16'"):
+        fit("half", precision="fp16")

@@ -14,6 +14,7 @@ from lrbpfl import trees
 from lrbpfl.core.inputs import Inputs, describe, device_of, length
 from lrbpfl.core.modes import learning, rolls_dice, seeded
 from lrbpfl.core.network import caller, maskable, trainable
+from lrbpfl.core.precision import Precision, computing
 from lrbpfl.errors import BadInput
 
 
@@ -80,6 +81,17 @@ def check_noise(model: nn.Module, x: Inputs) -> None:
             first = outputs(0)
         if not _close(outputs(0), first):
             raise BadInput("the model has noise in training that does not follow torch's seed: take it out")
+
+
+def check_precision(model: nn.Module, x: Inputs, num_classes: int, precision: Precision) -> None:
+    """Refuse a model that cannot learn in this precision, there or on the way back."""
+    try:
+        with computing(precision):
+            with learning(), seeded(0, device_of(x)):
+                check_call(model, x, num_classes)
+            check_gradients(model, x)
+    except BadInput as error:
+        raise BadInput(f"with precision {precision!r}, {error}") from error
 
 
 def check_gradients(model: nn.Module, x: Inputs) -> None:

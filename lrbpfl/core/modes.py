@@ -22,6 +22,11 @@ def learning() -> Iterator[None]:
         _LEARNING.reset(before)
 
 
+def is_learning() -> bool:
+    """Whether networks learn here."""
+    return _LEARNING.get()
+
+
 def modal(model: nn.Module) -> bool:
     """Whether the model may compute something else in training mode: layers that do, and any that torch did not write.
 
@@ -40,7 +45,7 @@ def modal(model: nn.Module) -> bool:
 def right_mode(model: nn.Module) -> Iterator[None]:
     """Inside, the model is in training mode if it learns, and in evaluation mode if not; afterwards as it was."""
     before = [(module, module.training) for module in model.modules()]
-    model.train(_LEARNING.get())
+    model.train(is_learning())
     try:
         yield
     finally:

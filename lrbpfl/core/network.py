@@ -12,6 +12,7 @@ from torch.nn import functional as nnf
 from lrbpfl import trees
 from lrbpfl.core.inputs import Inputs, device_of, length
 from lrbpfl.core.modes import modal, right_mode
+from lrbpfl.core.precision import rounded, widened
 from lrbpfl.errors import BadInput
 
 Params = dict[str, Tensor]
@@ -169,7 +170,8 @@ def caller(model: nn.Module) -> Call:
                 f"the model returns a {type(outputs).__name__}: it should return its logits as a tensor, or as "
                 "`logits` in a dict or an object"
             )
-        return outputs
+        logits: Tensor = widened(outputs)
+        return logits
 
     return call
 
@@ -199,7 +201,7 @@ def through(model: nn.Module) -> Callable[[Params, Inputs], Any]:
                 h = layer(h)
         return h
 
-    return call
+    return rounded(call)
 
 
 def forward(model: nn.Module, params: Params, x: Inputs) -> Tensor:

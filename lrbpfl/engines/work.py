@@ -4,7 +4,7 @@ import ctypes
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, wishes_of
-from lrbpfl.core.checks import check, check_call, check_gradients, check_noise
+from lrbpfl.core.checks import check, check_call, check_gradients, check_noise, check_precision
 from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import Inputs, describe, joined, length, take
 from lrbpfl.core.inputs import fault as input_fault
 from lrbpfl.core.modes import seeded
+from lrbpfl.core.precision import Precision, computing
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce
 from lrbpfl.rng import Address, generator, numpy_generator
@@ -51,6 +52,8 @@ class Setup(NamedTuple):
     classes: tuple[int | str, ...] | None = None  # (num_classes,) labels as their owners write them; None: 0, 1, ...
     features: tuple[str, ...] | None = None  # the names of the columns that inputs were, if they came from tables
     data: str = ""  # a hash of the data that clients hold parts of; empty: nobody asked for one
+    precision: Precision = "float32"  # of networks where clients learn; they predict in float32
+    threads: int = 1  # of a client while it learns; more: sums come in another order, and so in other bits
 
     @property
     def training(self) -> range:
@@ -126,6 +129,8 @@ def _try_model(setup: Setup) -> None:
                 if not tried:
                     check_noise(model, rows)
                     check_gradients(model, rows)
+                    if setup.precision != "float32":
+                        check_precision(model, rows, classes, setup.precision)
             except BadInput as error:
                 raise BadInput(f"{where}: {error}") from error
             tried.add(kind)
@@ -192,7 +197,7 @@ def update_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> T
     algorithm, _, clients, seed, *_ = setup
     message, state, data = (setup.to_device(tree) for tree in (message, state, clients[k].train))
     rng = generator(seed, "update", t, k)
-    with dropout_seeded(seed, t, k, device=setup.device):
+    with _as_asked(setup), dropout_seeded(seed, t, k, device=setup.device):
         upload, state, info = algorithm.client_update(setup.task_of(t), message, state, data, rng)
     upload, state = (trees.tree_map(lambda leaf: leaf.cpu(), tree) for tree in (upload, state))
     return Trained(upload=upload, state=state, info=info, seconds=time.perf_counter() - began)
@@ -203,7 +208,7 @@ def evaluate_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) ->
     began = time.perf_counter()
     algorithm, task, clients, seed, *_ = setup
     message, state, train = (setup.to_device(tree) for tree in (message, state, clients[k].train))
-    with dropout_seeded(seed, t, k, device=setup.device):
+    with _as_asked(setup), dropout_seeded(seed, t, k, device=setup.device):
         personal = algorithm.personalise(task, message, state, train, generator(seed, "personalise", t, k))
 
     def predictions(data: Data) -> Predictions:  # the same samples of the model always: what is fitted on some holds
@@ -256,14 +261,26 @@ def dropout_seeded(seed: int, *address: Address, device: str = "cpu") -> Iterato
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def _as_asked(setup: Setup) -> Iterator[None]:
+    """Inside, a client learns in the precision and with the threads that the setup names."""
+    with threads(setup.threads), computing(setup.precision):
+        yield
+
+
+def one_thread() -> AbstractContextManager[None]:
     """One thread for everything inside: sums come out in one order, and so in the same bits, wherever they run."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    return threads(1)
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """So many threads for everything inside; afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def keep_memory() -> None:

@@ -16,8 +16,10 @@ from lrbpfl.core import masks as masking
 from lrbpfl.core.descent import Data, Rate, descend
 from lrbpfl.core.gaussian import sample
 from lrbpfl.core.masks import Layout, Masks
+from lrbpfl.core.modes import learning
 from lrbpfl.core.network import Params, forward, init_params, maskable
 from lrbpfl.core.objective import free_energy, masked_network, nll
+from lrbpfl.core.precision import computing
 from lrbpfl.engines.loop import Engine
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.work import ClientData, Setup, keep_memory, one_thread
@@ -39,6 +41,8 @@ def measure(repeats: int) -> dict[str, float]:
     return {
         "plain_step_seconds": plain,
         "plain_step_channels_last_seconds": steps["plain_channels_last"],
+        "plain_step_bf16_seconds": steps["plain_bf16"],
+        "channels_last_step_over_bf16_step": steps["plain_channels_last"] / steps["plain_bf16"],
         "mask_step_seconds": mask,
         "rank_summed_step_seconds": steps["rank_summed"],
         "mask_step_over_plain_steps": mask / (SAMPLES * plain),
@@ -76,11 +80,6 @@ def _steps() -> dict[str, Callable[[], object]]:
     masks = masking.init(network.places, spread=0.1, std=0.05, rng=rng)
     prior_mean = masking.prior_mean(network.places)
     batch = Data(torch.randn(BATCH, 3, 32, 32, generator=rng), torch.randint(10, (BATCH,), generator=rng))
-    leaves = {name: w.clone().requires_grad_() for name, w in W.items()}
-
-    def plain(logits: Callable[[], Tensor]) -> None:
-        loss = nnf.cross_entropy(logits(), batch.y)
-        torch.autograd.grad(loss, list(leaves.values()))
 
     def mask_step(logits: Callable[[Tensor], Tensor]) -> None:
         def objective(masks: Masks, batch: Data) -> Tensor:
@@ -91,11 +90,29 @@ def _steps() -> dict[str, Callable[[], object]]:
         descend(objective, (masks,), [batch], (Rate("adam", 0.01),))
 
     return {
-        "plain": lambda: plain(lambda: torch.func.functional_call(model, leaves, (batch.x,))),
-        "plain_channels_last": lambda: plain(lambda: forward(model, leaves, batch.x)),
+        **_plain_steps(model, W, batch),
         "mask": lambda: mask_step(lambda draws: network.logits(W, draws, network.before(W, batch.x))),
         "rank_summed": lambda: mask_step(lambda draws: rank_summed(model, W, draws, network.places, batch.x)),
         "pfedbayes": _pfedbayes_steps(model, batch),
+    }
+
+
+def _plain_steps(model: nn.Module, W: Params, batch: Data) -> dict[str, Callable[[], object]]:
+    """Steps on W alone: as torch does them, with channels last, and with channels last in bfloat16."""
+    leaves = {name: w.clone().requires_grad_() for name, w in W.items()}
+
+    def plain(logits: Callable[[], Tensor]) -> None:
+        loss = nnf.cross_entropy(logits(), batch.y)
+        torch.autograd.grad(loss, list(leaves.values()))
+
+    def in_bf16() -> None:
+        with computing("bf16"), learning():
+            plain(lambda: forward(model, leaves, batch.x))
+
+    return {
+        "plain": lambda: plain(lambda: torch.func.functional_call(model, leaves, (batch.x,))),
+        "plain_channels_last": lambda: plain(lambda: forward(model, leaves, batch.x)),
+        "plain_bf16": in_bf16,
     }
 
 

@@ -122,6 +122,8 @@ def _setup(config: Config, dataset: Dataset, groups: list[Group], progress: bool
         classes=_classes(dataset),
         features=dataset.feature_names,
         data=digest(dataset),
+        precision=config.federation.precision,
+        threads=config.federation.threads,
     )
     check_setup(setup)
     return setup

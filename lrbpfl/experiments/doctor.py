@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from lrbpfl import trees
+from lrbpfl.core.precision import native_bf16
 from lrbpfl.data import DATASETS, load
 from lrbpfl.engines.loop import federate
 from lrbpfl.engines.processes import Processes
@@ -32,6 +33,8 @@ def examine(data_root: Path) -> Iterator[Finding]:
     for name, number in versions().items():
         yield Finding(True, name, number)
     yield Finding(True, "cores", f"{cores()} for workers, one thread each; device {_devices()}")
+    speed = "native, so federation.precision=bf16 pays" if native_bf16() else "not native: it works, but is no faster"
+    yield Finding(True, "bf16", speed)
     for name in DATASETS:
         yield _data(name, data_root)
     yield _self_test()

@@ -152,6 +152,8 @@ def test_bench_prints_one_object(lrbpfl: Lrbpfl, monkeypatch: pytest.MonkeyPatch
     assert figures["repeats"] == 2
     ratio = figures["mask_step_seconds"] / (4 * figures["plain_step_seconds"])
     assert figures["mask_step_over_plain_steps"] == pytest.approx(ratio)
+    gain = figures["plain_step_channels_last_seconds"] / figures["plain_step_bf16_seconds"]
+    assert figures["channels_last_step_over_bf16_step"] == pytest.approx(gain)
 
 
 def test_a_client_that_fails_is_not_taken_for_a_fast_one(monkeypatch: pytest.MonkeyPatch) -> None:

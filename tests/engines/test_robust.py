@@ -177,6 +177,6 @@ def test_robust_and_private_rounds_have_the_same_bits_in_processes_and_after_a_c
         rounds = federate(engine, rounds=4, cohort=3, intake=intake)
         first = [next(rounds), next(rounds)]
         other = Serial(setup)
-        other.states.update(engine.states)
+        kept(other).update(kept(engine))
     rest = federate(other, rounds=4, cohort=3, intake=intake, start=(2, first[-1].server))
     assert same_rounds([*first, *rest], whole)

@@ -85,7 +85,9 @@ def test_validation_is_judged_on_the_validation_part(configure: Configure) -> No
 
 
 def test_the_task_carries_what_the_configuration_says(configure: Configure) -> None:
-    setup = build_setup(configure(federation={"label_prior": 0.5, "seed": 7}))
+    federation = {"label_prior": 0.5, "seed": 7, "precision": "bf16", "threads": 2}
+    setup = build_setup(configure(federation=federation))
+    assert (setup.precision, setup.threads) == ("bf16", 2)
     assert (setup.task.label_prior, setup.seed, setup.task.num_classes) == (0.5, 7, 3)
     assert setup.algorithm == configure().algorithm
     assert not setup.task.model.training

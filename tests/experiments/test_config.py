@@ -284,12 +284,20 @@ def test_what_computes_is_no_part_of_the_identity() -> None:
         ("federation", "rounds", 21),
         ("federation", "seed", 1),
         ("federation", "schedule", "cosine"),
+        ("federation", "precision", "bf16"),
         ("data", "clients", 11),
         ("algorithm", "model_lr", 0.1),
     ],
 )
 def test_whatever_changes_a_number_changes_the_identity(section: str, key: str, value: object) -> None:
     assert identity(**{section: {key: value}}) != identity()
+
+
+def test_several_threads_change_the_identity_and_need_an_engine_that_has_them() -> None:
+    serial = {"kind": "serial"}
+    assert identity(federation={"threads": 2}, engine=serial) != identity() == identity(federation={"threads": 1})
+    with pytest.raises(BadInput, match=r"federation\.threads = 2 needs engine\.kind = 'serial'"):
+        parse({"federation": {"threads": 2}})
 
 
 def test_a_configuration_cannot_be_changed() -> None:
@@ -350,7 +358,7 @@ def test_what_is_off_is_not_written_down() -> None:
     assert not keys & set(parse({}).tables()["data"])
     assert not keys & set(parse({"data": {"new_alpha": 3.0, "new_fraction": 0.5}}).tables()["data"])
     assert parse({"data": {"new_clients": 2, "corruptions": True}}).tables()["data"].keys() >= keys - {"new_fraction"}
-    assert "schedule" not in parse({}).tables()["federation"]
+    assert not {"schedule", "precision", "threads"} & set(parse({}).tables()["federation"])
     assert parse({"federation": {"schedule": "cosine"}}).tables()["federation"]["schedule"] == "cosine"
 
 
