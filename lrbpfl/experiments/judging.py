@@ -91,6 +91,12 @@ class Judge:
             parameters=self.parameters,
         )
 
+    def drop(self) -> None:
+        """Nobody wants to know any more: let go of what lies on the disk."""
+        self.waiting.drop()
+        if self.results:
+            self.results.predictions.drop()
+
     def _judge(self, k: int, result: Evaluated, temperature: float | None) -> None:
         if temperature is not None:
             result = result._replace(predictions=tempering.temper(result.predictions, temperature))

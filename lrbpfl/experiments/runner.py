@@ -129,7 +129,8 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
             observe=progress.client,
             judging=judging,
         ):
-            verdict = judges.pop(round.t).finish() if round.t in judges else NOBODY
+            verdict = judges[round.t].finish() if judges else NOBODY
+            judges.clear()
             spent = _privacy(config, setup, round.t + 1) if verdict is not NOBODY else {}
             run.record.append(_lines(round, {**verdict.pooled, **spent}))
             if round.t + 1 == asked.rounds or (round.t + 1) % config.engine.checkpoint_every == 0:
@@ -137,6 +138,8 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
             progress.round(round, verdict.pooled)
     finally:
         engine.close()
+        for judge in judges.values():
+            judge.drop()
     return _summarise(run, config, setup, round, verdict)
 
 

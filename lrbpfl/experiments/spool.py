@@ -53,6 +53,10 @@ class Table:
             for name in self._columns:
                 with (self._aside / name).open("rb") as rows:
                     shutil.copyfileobj(rows, file)
+        self.drop()
+
+    def drop(self) -> None:
+        """Let the rows go."""
         remove_folder(self._aside)
 
 
@@ -76,6 +80,10 @@ class Waiting:
         documents.write(self.folder / str(k), Document(about, tensors), durable=False)
         self._ids.append(k)
 
+    def drop(self) -> None:
+        """Let all of them go."""
+        remove_folder(self.folder)
+
     def __iter__(self) -> Iterator[Evaluation]:
         """All of them, in the order in which they came; the folder is gone afterwards."""
         for k in self._ids:
@@ -95,4 +103,4 @@ class Waiting:
             )
             with writing(self.folder):
                 (self.folder / str(k)).unlink()
-        remove_folder(self.folder)
+        self.drop()

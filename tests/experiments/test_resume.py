@@ -1,5 +1,6 @@
 """A run ends in the same bits, whenever, however and however often it is cut off."""
 
+import errno
 import multiprocessing
 import os
 import random
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from lrbpfl.disk import LOCK
 from lrbpfl.engines.loop import Round
 from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import Config, parse, to_toml
@@ -108,6 +110,34 @@ def test_a_run_may_be_cut_before_any_change_to_its_files(
         shutil.rmtree(path)
         cuts += 1
     assert cuts > 40
+    assert_same(path, expected)
+
+
+def test_a_disk_may_refuse_any_change(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever cannot be written is told in a sentence; once there is room again, the run ends in the same bits."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    config = configure(
+        data={"partition": "size", "clients": 2, "calibration_fraction": 0.2},
+        federation={"rounds": 2, "cohort": 1, "evaluate_every": 0, "temper": "all"},
+        algorithm={"name": "lr-bpfl", "mask_steps": 1, "model_steps": 1, "predict_samples": 1},
+    )
+    setup = build_setup(config)
+    start(config, tmp_path / "whole", setup, Progress())
+    expected, path = contents(tmp_path / "whole"), tmp_path / "cut"
+    full, refusals = OSError(errno.ENOSPC, "No space left on device"), 0
+
+    def work() -> object:
+        begun = (path / "config.toml").exists()
+        return resume(path, Progress()) if begun else start(config, path, setup, Progress())
+
+    while not REAPER.survives(path, refusals, work, full):
+        strays = [entry.name for entry in path.rglob(".*")] if path.exists() else []
+        assert not strays or strays == [LOCK]
+        work()
+        assert_same(path, expected)
+        shutil.rmtree(path)
+        refusals += 1
+    assert refusals > 30
     assert_same(path, expected)
 
 
