@@ -20,6 +20,7 @@ from lrbpfl.states import Folder, States
 from lrbpfl.trees import Tree
 
 KEPT = 2  # checkpoints
+SERVER, SAID = "server.safetensors", "checkpoint.json"  # what a checkpoint is made of
 
 
 class Checkpoint(NamedTuple):
@@ -56,18 +57,14 @@ class Run:
 
         What it costs goes with the clients that took part since the last one, not with how many there are.
         """
-        about = {
-            "format": FORMAT,
-            "kind": "checkpoint",
-            "rounds": rounds,
-            "record": self.record.mark,
-            "states": self.states.save(),
-            "config": fingerprint(config),
-        }
-        file = self._checkpoint(rounds)
-        documents.write(file, Document(about, dict(trees.named_leaves(server))))
-        make_durable(file.parent)
-        make_durable(file.parent.parent)
+        about = {"format": FORMAT, "kind": "server", "rounds": rounds}
+        document, folder = Document(about, dict(trees.named_leaves(server))), self._checkpoint(rounds)
+        documents.write(folder / SERVER, document)
+        said = {"rounds": rounds, "record": self.record.mark, "states": self.states.save()}
+        said |= {"config": fingerprint(config), "server": document.digest}
+        write_file(folder / SAID, json.dumps({**said, "checksum": _checksum(said)}).encode(), private=True)
+        make_durable(folder)
+        make_durable(folder.parent)
         self._tidy()
 
     def load(self, config: Config, template: Tree, tell: Callable[[str], None]) -> Checkpoint | None:
@@ -110,36 +107,42 @@ class Run:
         self.record.cut(checkpoint.record if checkpoint else None)
         for number in self._checkpoints():
             if number > (checkpoint.rounds if checkpoint else 0):
-                remove_folder(self._checkpoint(number).parent)
+                remove_folder(self._checkpoint(number))
 
     def _tidy(self) -> None:
         """Drop all but the last checkpoints, and what of the clients' states none of these needs."""
         there = self._checkpoints()
         for number in there[:-KEPT]:
-            remove_folder(self._checkpoint(number).parent)
+            remove_folder(self._checkpoint(number))
         self.states.forget(there[-KEPT] if len(there) >= KEPT else 0)
 
     def _read(self, rounds: int, config: Config, template: Tree) -> Checkpoint:
-        path = self._checkpoint(rounds)
-        document = documents.read(path, "checkpoint")
-        about = document.about
-        if about.get("config") != fingerprint(config):
+        path, said = self._checkpoint(rounds), self._said(rounds)
+        if said["config"] != fingerprint(config):
             raise Unfit(f"{path} was written under another configuration than {self.path / 'config.toml'}")
-        if about.get("rounds") != rounds:
-            raise BadInput(f"{path} is the checkpoint of another round")
-        return Checkpoint(
-            rounds=rounds,
-            server=documents.tree(path, document, template),
-            record=documents.named(about, "record", str, str(path)),
-            states=documents.named(about, "states", str, str(path)),
-        )
+        document = documents.read(path / SERVER, "server")
+        if document.digest != said["server"]:
+            raise BadInput(f"{path / SERVER} is not the file that {path / SAID} names")
+        server = documents.tree(path / SERVER, document, template)
+        return Checkpoint(rounds=rounds, server=server, record=said["record"], states=said["states"])
+
+    def _said(self, rounds: int) -> dict[str, Any]:
+        """What a checkpoint says of itself."""
+        path = self._checkpoint(rounds) / SAID
+        try:
+            said = json.loads(path.read_text())
+        except (OSError, ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict) or said.pop("checksum", None) != _checksum(said) or said["rounds"] != rounds:
+            raise BadInput(f"{path} was altered or damaged: its content does not fit its checksum")
+        return said
 
     def _checkpoint(self, rounds: int) -> Path:
-        return self.path / "checkpoint" / f"{rounds:06d}" / "server.safetensors"
+        return self.path / "checkpoint" / f"{rounds:06d}"
 
     def _checkpoints(self) -> list[int]:
         """The rounds after which there is one, rising."""
-        files = (self.path / "checkpoint").glob("[0-9]*/server.safetensors")
+        files = (self.path / "checkpoint").glob(f"[0-9]*/{SAID}")  # written last
         return sorted(int(file.parent.name) for file in files if file.parent.name.isdigit())
 
 
@@ -193,6 +196,10 @@ def read_origin(path: Path) -> dict[str, Any]:
     """What a run was made with, as far as it says."""
     found = configuration.read(path / "config.toml", whole=True).get("versions", {})
     return found if isinstance(found, dict) else {}
+
+
+def _checksum(said: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def fingerprint(config: Config) -> str:

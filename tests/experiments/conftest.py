@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from lrbpfl import documents, trees
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.disk import LOCK
 from lrbpfl.experiments.build import build_setup
@@ -79,10 +78,9 @@ def contents(path: Path) -> dict[str, Any]:
         name: {key: value for key, value in table.items() if key != "seconds"}
         for name, table in json.loads(found["summary.json"]).items()
     }
-    for name in [name for name in found if name.endswith("server.safetensors")]:
-        about, tensors = documents.read(path / name, "checkpoint")
-        kept = {key: value for key, value in about.items() if key != "record"}  # a mark of how long rounds took
-        found[name] = kept, {key: trees.raw(leaf) for key, leaf in tensors.items()}
+    for name in [name for name in found if name.endswith("checkpoint.json")]:
+        about_time = ("record", "checksum")  # the record tells how long rounds took
+        found[name] = {key: value for key, value in json.loads(found[name]).items() if key not in about_time}
     return found
 
 

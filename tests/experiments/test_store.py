@@ -229,7 +229,7 @@ def test_a_checkpoint_costs_what_its_cohort_costs(run: Run, monkeypatch: pytest.
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", calls.append)
             save(run, t, *range(3 * t, 3 * t + 3))
-        counts.append((len(calls), (run.path / "checkpoint" / f"{t:06d}" / "server.safetensors").stat().st_size // 64))
+        counts.append((len(calls), (run.path / "checkpoint" / f"{t:06d}" / "checkpoint.json").stat().st_size // 64))
     assert len(set(counts[2:])) == 1
 
 
@@ -302,7 +302,7 @@ def test_tensors_that_share_memory_or_lie_crosswise_are_saved_whole(run: Run) ->
 def path_of(run: Run, name: str, t: int) -> Path:
     if name == "state":
         return run.path / "clients" / "00000" / f"state-{t:06d}.safetensors"
-    return run.path / "checkpoint" / f"{t:06d}" / "server.safetensors"
+    return run.path / "checkpoint" / f"{t:06d}" / {"server": "server.safetensors", "said": "checkpoint.json"}[name]
 
 
 def flip(data: bytes) -> bytes:
@@ -318,7 +318,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["server", "state"])
+@pytest.mark.parametrize("name", ["server", "said", "state"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_told_by_name_and_the_one_before_is_taken(name: str, damage: str, run: Run) -> None:
     save(run, 1, 0)
@@ -331,7 +331,7 @@ def test_a_damaged_checkpoint_is_told_by_name_and_the_one_before_is_taken(name: 
     assert len(told) == 1 and str(path) in told[0] and "going on from round 1 instead" in told[0]
 
 
-@pytest.mark.parametrize("name", ["server", "state"])
+@pytest.mark.parametrize("name", ["server", "said", "state"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_in_all_checkpoints_is_refused_by_name(name: str, damage: str, run: Run) -> None:
     save(run, 1, 0)
