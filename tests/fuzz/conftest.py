@@ -9,10 +9,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, currently_in_test_context, event, settings
 
 from lrbpfl.cli import main
 
@@ -22,7 +22,7 @@ PATIENCE = 60  # seconds that one case may take
 LONGEST = 1200  # characters on stderr
 
 
-def fuzz(cases: int) -> Any:
+def fuzz(cases: int) -> settings:
     """So many cases, the same in every run, or new ones where more are asked for."""
     return settings(
         max_examples=cases * max(TIMES, 1),
@@ -87,6 +87,8 @@ def check(folder: Path, *arguments: object) -> Outcome:
     with contextlib.chdir(folder):
         outcome = lrbpfl(*arguments)
     assert outcome.code in (0, 2), outcome
+    if currently_in_test_context():
+        event(f"exit code {outcome.code}")  # told by --hypothesis-show-statistics
     if outcome.code == 2:
         assert contents(folder) == before, outcome
         assert len(outcome.err) <= LONGEST or "Usage" in outcome.err, outcome
