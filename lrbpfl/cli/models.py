@@ -20,7 +20,7 @@ from lrbpfl.data import npz
 from lrbpfl.data.table_files import SUFFIXES, read_table
 from lrbpfl.data.tables import CLIENT, LABEL, Table, features_of, labels_of
 from lrbpfl.disk import usable, write_file
-from lrbpfl.errors import BadInput, plain, shown
+from lrbpfl.errors import BadInput, plain
 from lrbpfl.personal.description import features_in
 from lrbpfl.personal.model import PersonalModel, Prediction, load
 from lrbpfl.personal.onboarding import FEWEST, find_shared, onboard
@@ -68,7 +68,7 @@ def predict(
 ) -> None:
     """What a client's model says of a file of inputs, one row each."""
     if kind not in FORMATS:
-        raise BadInput(f"--format {shown(kind)}: give one of {', '.join(FORMATS)}")
+        raise BadInput(f"--format {plain(kind, 80)}: give one of {', '.join(FORMATS)}")
     if kind == "parquet" and out is None:
         raise BadInput("--format parquet is not text: name a file with --out")
     model = load(file, client=client, model=network_of(factory))

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from lrbpfl.disk import usable
-from lrbpfl.errors import BadInput, shown
+from lrbpfl.errors import BadInput, plain
 from lrbpfl.personal import card as describing
 from lrbpfl.personal import export as exporting
 from lrbpfl.personal.card_page import markdown
@@ -23,9 +23,9 @@ def export(path: Path, to: str, client: str | None, model: str | None) -> None:
     """One client's model in a format of other programs."""
     kind, _, folder = to.partition(":")
     if kind != "mlflow" and Path(to).suffix not in TARGETS:
-        raise BadInput(f"--to {shown(to)}: name a file that ends in .onnx or .pt2, or mlflow:DIRECTORY")
+        raise BadInput(f"--to {plain(to, 80)}: name a file that ends in .onnx or .pt2, or mlflow:DIRECTORY")
     if kind == "mlflow" and not folder:
-        raise BadInput(f"--to {to}: name a directory after the colon")
+        raise BadInput(f"--to {plain(to, 80)}: name a directory after the colon")
     usable(folder if kind == "mlflow" else to)
     personal = load(path, client=client, model=network_of(model))
     done = to_mlflow(personal, folder, model=model) if kind == "mlflow" else TARGETS[Path(to).suffix](personal, to)

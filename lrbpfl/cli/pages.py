@@ -21,11 +21,10 @@ def report(runs: Sequence[Path], out: Path | None, figures: Path | None) -> None
     results = collect(runs)
     with reading(runs[0]):  # files that are well each may still contradict each other
         files = {out: render(results).encode(errors="replace")}
-    if figures:
-        usable(figures)
-        from lrbpfl.reports.figures import draw
+        if figures:
+            from lrbpfl.reports.figures import draw
 
-        files |= {figures / name: data for name, data in draw(results)}
+            files |= {usable(figures) / name: data for name, data in draw(results)}
     for path, data in files.items():
         try:
             write_file(path, data)

@@ -83,7 +83,8 @@ def run(
 def report(items: Sequence[str], scale: str, seeds: int | None, first: int, root: Path, out: Path) -> None:
     """Write a page for each item of which something is finished, and its figure."""
     names = paper.check(items, scale)
-    usable(root), usable(out)
+    for path in (root, out):
+        usable(path)
     drawn = find_spec("matplotlib") is not None
     written = []
     for name in names:

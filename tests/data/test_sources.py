@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lrbpfl.data import Dataset, load, read_clients, table_files
+from lrbpfl.data.order import natural_order
 from lrbpfl.errors import BadInput
 
 NAMES = ("site-2", "site-10")
@@ -233,3 +234,8 @@ def test_an_extra_that_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(BadInput, match=r"all\.parquet needs pyarrow.*lrbpfl\[parquet\]"):
         load(str(tmp_path / "all.parquet"), **COLUMNS)
+
+
+def test_names_of_thousands_of_digits_are_in_order() -> None:
+    long = "9" * 5000
+    assert natural_order(["b", long, "10", "0010", "9", "a2", "a10"]) == ["9", "0010", "10", long, "a2", "a10", "b"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, currently_in_test_context, event, settings
 
 from lrbpfl.cli import main
 
@@ -87,6 +87,8 @@ def check(folder: Path, *arguments: object) -> Outcome:
     with contextlib.chdir(folder):
         outcome = lrbpfl(*arguments)
     assert outcome.code in (0, 2), outcome
+    if currently_in_test_context():
+        event(f"exit code {outcome.code}")  # told by --hypothesis-show-statistics
     if outcome.code == 2:
         assert contents(folder) == before, outcome
         assert len(outcome.err) <= LONGEST or "Usage" in outcome.err, outcome

@@ -125,16 +125,16 @@ names = st.one_of(
 
 
 @fuzz(40)
-@given(st.lists(names, min_size=1, max_size=3), st.lists(names, min_size=1, max_size=3), names, names)
-def test_names_in_tables(place: Place, clients: list[str], columns: list[str], cell: str, label: str) -> None:
+@given(
+    st.lists(names, min_size=1, max_size=3), st.lists(names, min_size=1, max_size=3), names, st.sampled_from([3, 99])
+)
+def test_names_in_tables(place: Place, clients: list[str], columns: list[str], odd: str, where: int) -> None:
     folder = place()
-    header = ["client", "label", *columns]
-    rows = [
-        [client, rng, *(cell if i == 3 else str(i) for _ in columns)]
-        for client in clients
-        for i, rng in enumerate([label, "b"] * 3)
-    ]
-    text = "\n".join(",".join('"' + part.replace('"', '""') + '"' for part in row) for row in [header, *rows])
+    rows = [["client", "label", *columns]]
+    for client in clients:
+        for i in range(6):
+            rows.append([client, odd if i % 2 else "b", *(odd if i == where else str(i) for _ in columns)])
+    text = "\n".join(",".join('"' + part.replace('"', '""') + '"' for part in row) for row in rows)
     (folder / "t.csv").write_text(text, errors="replace", encoding="utf-8")
     check(folder, "partition", "-s", "data.dataset=t.csv")
 

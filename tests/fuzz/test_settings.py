@@ -12,7 +12,8 @@ from lrbpfl.experiments.keys import find_keys
 from tests.fuzz.conftest import check, fuzz
 
 Place = Callable[[], Path]
-KEYS = sorted({key.name for key in find_keys(None)})
+FOUND = {key.name: key for key in find_keys(None)}
+KEYS = sorted(FOUND)
 NAMES = [
     "lr-bpfl",
     "lr-bpfl:paper",
@@ -60,14 +61,31 @@ def nothing_trains() -> object:
         yield
 
 
+MOSTLY = st.sampled_from([True] * 7 + [False])
+
+
 @st.composite
 def settings_of(draw: st.DrawFn, name: str) -> list[str]:
-    """Mostly keys that there are, with values that are mostly of a type they could have."""
-    method = name.partition(":")[0]
+    """Mostly keys that there are, with values that are mostly of the type they take, and small or at the edges."""
+    method, given = name.partition(":")[0], []
     own = [key for key in KEYS if not key.startswith("algorithm.") or key.startswith(f"algorithm.{method}.")]
-    known = st.sampled_from(own).map(lambda key: key.replace(f"algorithm.{method}.", "algorithm."))
-    pairs = draw(st.lists(st.tuples(st.one_of(known, known, known, keys), values), min_size=1, max_size=3))
-    return [part for key, value in pairs for part in ("-s", f"{key}={value}")]
+    for _ in range(draw(st.integers(1, 3))):
+        key = draw(st.sampled_from(own) if draw(MOSTLY) else keys)
+        value = draw(st.sampled_from(_likely(key)) if draw(MOSTLY) else values)
+        given += ["-s", f"{key.replace(f'algorithm.{method}.', 'algorithm.')}={value}"]
+    return given
+
+
+def _likely(key: str) -> list[str]:
+    found = FOUND.get(key)
+    if found is None or isinstance(found.default, bool):
+        return ["true", "false"]
+    if "whole" in found.takes or type(found.default) is int:
+        return ["0", "1", "2", "3", "7", "100", "65536", "10000000"]
+    if "number" in found.takes or isinstance(found.default, float):
+        return ["0.0", "1e-300", "1e-6", "0.1", "0.5", "0.9", "0.999999", "1", "3.5", "1e9"]
+    words = [word.strip() for word in found.takes.split(",")]
+    return words if len(words) > 1 else ["digits", "natural", "dirichlet", "labels", "size", "mlp"]
 
 
 @fuzz(80)

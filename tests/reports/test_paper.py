@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lrbpfl.errors import BadInput
 from lrbpfl.experiments import paper
 from lrbpfl.experiments.cells import cell_folder
 from lrbpfl.experiments.items import ITEMS, Column, Item, Row, Score
@@ -169,3 +170,18 @@ def test_the_page_of_transfer_tells_what_was_run_and_names_only_that(tmp_path: P
     assert rows_of(text, "NLL") == {row.name: ["0.250", "0.250"] for row in ITEMS["transfer"].rows}
     assert "30 rounds at every scale" in text and "CIFAR-10" not in text
     assert "Client compute" not in text  # its columns have sizes of their own
+
+
+@pytest.mark.parametrize(
+    "text", ["{damaged", "[]", '{"repeats": 1, "rows": {}}', '{"local": {"nll": "low"}}', "[" * 5000]
+)
+def test_a_damaged_file_is_told_by_its_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "overhead.json").write_text(text)
+    with pytest.raises(BadInput, match=r"overhead\.json is damaged"):
+        page("overhead", "mini", tmp_path)
+    run = next(iter(runs("accuracy", "mini", [0])))
+    file = cell_folder(tmp_path, run.config) / "summary.json"
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(BadInput, match=f"{file.parent.name}/summary.json is damaged"):
+        page("accuracy", "mini", tmp_path)
