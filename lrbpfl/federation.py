@@ -49,8 +49,8 @@ class Federation:
     A model starts from fresh weights, or from its own if it is `pretrained`; its frozen parameters stay as they are.
     The model that was given is never changed.
 
-    With `precision="bf16"` networks learn in bfloat16 where that is faster, and predict in float32. `threads` above 1
-    are for one client after the other, each with so many.
+    With `precision="bf16"` networks learn in bfloat16 and predict in float32. With `threads` above 1, clients learn one
+    after the other with so many threads each.
     """
 
     def __init__(

@@ -10,9 +10,10 @@
 
 Ten clients with 128 examples each do 20 steps of SGD with batches of 32 on the paper's CNN; two workers, one thread
 each. Everybody trains the same network on the same data and takes the mean of ten uploads; nobody evaluates. fluke has
-no workers on a CPU, so it gets both cores as two threads. Clients of the others run the plain loop of their tutorials,
-or their own. Each participant is a process of its own that does a round to warm up and then some that count; all take
-turns, and the best round of each is told.
+no workers on a CPU: it runs once with one thread and once with both cores as two threads (of a machine that others use
+too, two threads that wait for each other are the slower way). Clients of the others run the plain loop of their
+tutorials, or their own. Each participant is a process of its own that does a round to warm up and then some that count;
+all take turns, and the best round of each is told.
 """
 
 import argparse
@@ -157,8 +158,8 @@ def steps(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return total / STEPS
 
 
-def fluke_rounds(rounds: int) -> list[float]:
-    """The same with fluke, one client after the other in this process, with a thread for each core."""
+def fluke_rounds(rounds: int, threads: int) -> list[float]:
+    """The same with fluke, one client after the other in this process, with so many threads."""
     from fluke import FlukeENV
     from fluke.algorithms.fedavg import FedAVG
     from fluke.client import Client
@@ -176,7 +177,7 @@ def fluke_rounds(rounds: int) -> list[float]:
         def end_round(self, round: int) -> None:
             ended.append(time.perf_counter())
 
-    torch.set_num_threads(WORKERS)
+    torch.set_num_threads(threads)
     FlukeENV().set_device("cpu")
     FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
     rate = OptimizerConfigurator({"name": "SGD", "lr": LR})
@@ -193,7 +194,8 @@ PARTICIPANTS: dict[str, Callable[[int], list[float]]] = {
     "lrbpfl, bf16": lambda rounds: lrbpfl_rounds(rounds, "bf16"),
     "lrbpfl, float32": lambda rounds: lrbpfl_rounds(rounds, "float32"),
     "Flower": flower_rounds,
-    "fluke": fluke_rounds,
+    "fluke, one thread": lambda rounds: fluke_rounds(rounds, 1),
+    "fluke, two threads": lambda rounds: fluke_rounds(rounds, WORKERS),
 }
 
 
@@ -201,7 +203,7 @@ def seconds(name: str, python: str, rounds: int) -> list[float]:
     """The rounds of one participant, in a process of its own."""
     here = Path(__file__).parent
     paths = [str(here), *([str(here.parents[1])] if name.startswith("lrbpfl") else [])]
-    threads = str(WORKERS if name == "fluke" else 1)
+    threads = str(WORKERS if name == "fluke, two threads" else 1)
     environment = os.environ | QUIET | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads}
     code = f"import json, peers; print('\\n' + json.dumps(peers.PARTICIPANTS[{name!r}]({rounds})))"
     done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=False)

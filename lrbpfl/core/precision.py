@@ -52,7 +52,7 @@ def widened(outputs: Any) -> Any:
 
 
 def native_bf16() -> bool:
-    """Whether this CPU multiplies in bfloat16 itself; where it does not, learning in it works, but is no faster."""
+    """Whether this CPU multiplies in bfloat16 itself; where it does not, learning in it works, but may be slower."""
     found = torch.cpu.get_capabilities()
     return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 

@@ -33,7 +33,7 @@ def examine(data_root: Path) -> Iterator[Finding]:
     for name, number in versions().items():
         yield Finding(True, name, number)
     yield Finding(True, "cores", f"{cores()} for workers, one thread each; device {_devices()}")
-    speed = "native, so federation.precision=bf16 pays" if native_bf16() else "not native: it works, but is no faster"
+    speed = "native to this CPU" if native_bf16() else "not native here: as federation.precision it may be slower"
     yield Finding(True, "bf16", speed)
     for name in DATASETS:
         yield _data(name, data_root)

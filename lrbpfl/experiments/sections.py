@@ -104,8 +104,9 @@ class FederationSection(Section):
     temper: Literal["no", "client", "all"] = "no"
     coverage: Annotated[float, Field(gt=0, lt=1)] | None = None  # promised of each client's sets; None: no sets
     confidence: Annotated[float, Field(gt=0, lt=1)] | None = None  # that a client's own part keeps it; None: on average
-    # Of convolutions and matrix products where networks learn. bf16: about 1.5 times as fast on CPUs that multiply in
-    # bfloat16; parameters, losses, optimisers and predictions stay float32.
+    # Of convolutions and matrix products where networks learn. bf16: steps of the paper's CNN are about 1.5 times as
+    # fast on a CPU that multiplies in bfloat16, those of small networks are not; parameters, losses, optimisers
+    # and predictions stay float32.
     precision: Precision = "float32"
     # Of a client while it learns; more than one: sums come in another order, so in other bits than one thread's, and
     # only in the serial engine, where clients do not share the cores.
