@@ -9,8 +9,9 @@ import torch
 
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
+from lrbpfl.engines.conduct import told
 from lrbpfl.engines.work import Evaluated, Setup, Trained, check_setup, dropout_seeded, granted, one_thread
-from lrbpfl.errors import BadInput
+from lrbpfl.errors import BadInput, plain
 from lrbpfl.rng import generator
 from lrbpfl.states import States
 from lrbpfl.trees import Tree
@@ -35,8 +36,8 @@ class Reply(NamedTuple):
     @classmethod
     def failed(cls, k: int, reason: BaseException | str, deaths: tuple[str, ...] = ()) -> "Reply":
         """The reply of a client that raised, or whose process died."""
-        text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
-        return cls(client_id=k, update=None, info={}, seconds=0.0, failure=" ".join(text.split()), deaths=deaths)
+        text = plain(reason) if isinstance(reason, str) else told(reason)
+        return cls(client_id=k, update=None, info={}, seconds=0.0, failure=text, deaths=deaths)
 
 
 class Evaluation(NamedTuple):
@@ -178,7 +179,7 @@ class _Ledger:
             self.bytes_up += trees.nbytes(reply.update.upload)
             fault = trees.fault(reply.update.upload, self.messages[k])
             if fault:
-                self.failures[k] = f"upload refused: {fault}"
+                self.failures[k] = plain(f"upload refused: {fault}")
                 continue
             self.engine.accept(k)
             self.infos[k] = reply.info
