@@ -96,6 +96,7 @@ def numbers(info: Mapping[str, Any]) -> Info:
 
 def _number(value: Any) -> float:
     try:
+        value = value.item() if isinstance(value, Tensor | np.ndarray | np.generic) else value
         return float("nan") if isinstance(value, str | bytes | bytearray) else float(value)
     except Exception:
         return float("nan")
