@@ -23,7 +23,8 @@ from lrbpfl.trees import Tree
 
 T = TypeVar("T")
 
-COPIED = 2**30  # bytes up to which what a client could change is copied for it; of more, changes are refused
+DATA, MODEL = 2**25, 2**30  # bytes up to which a client's data, and the model, are copied; of more, data are watched
+GLANCE = 2**14  # numbers of each tensor that are looked at where data are watched
 TOLD, NAMED = 200, 100  # characters at most of what an exception says, and of a name in an info
 
 _NUMBER = r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|True|False)"
@@ -124,19 +125,31 @@ def lent(tree: Tree, device: str) -> Tree:
 
 @contextmanager
 def lent_data(data: Tree, device: str) -> Iterator[Tree]:
-    """A client's data to work on: a copy or, where they are too large for one, themselves, if nothing changes them."""
-    if trees.nbytes(data) <= COPIED:
+    """A client's data to work on: a copy or, as copying many of them takes long, themselves, if nothing changes them.
+
+    Changes by torch are all seen, and those behind its back, by NumPy or `.data`, unless they are of few numbers.
+    """
+    if trees.nbytes(data) <= DATA:
         yield lent(data, device)
         return
-    before = [leaf._version for leaf in trees.leaves(data)]
+    before = _glance(data)
     yield trees.tree_map(lambda leaf: leaf.to(device).contiguous(), data)
-    if before != [leaf._version for leaf in trees.leaves(data)]:
-        raise BadInput(f"its data were changed in place, which are too large to be copied ({trees.nbytes(data)} bytes)")
+    if not trees.equal(before, _glance(data)):
+        raise BadInput(f"its data were changed in place, of which it got no copy, as they are above {DATA} bytes")
+
+
+def _glance(data: Tree) -> Tree:
+    """How often torch changed each tensor, and some of its numbers."""
+
+    def look(leaf: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tensor(leaf._version), leaf.flatten()[:: max(1, leaf.numel() // GLANCE)].clone()
+
+    return trees.tree_map(look, data)
 
 
 def lent_task(task: Task) -> Task:
-    """The task with a copy of its public inputs."""
-    if task.public is None or trees.nbytes(task.public) > COPIED:
+    """The task with a copy of its public inputs, which are for the server."""
+    if task.public is None or trees.nbytes(task.public) > DATA:
         return task
     return task._replace(public=trees.tree_map(torch.clone, task.public))
 
@@ -147,7 +160,7 @@ def unharmed(model: nn.Module) -> Iterator[None]:
     threads, dtype, learns = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
     tensors = [*model.parameters(), *model.buffers()]
     wanted = [leaf.requires_grad for leaf in tensors]
-    before = [leaf.detach().clone() for leaf in tensors] if trees.nbytes(tuple(tensors)) <= COPIED else []
+    before = [leaf.detach().clone() for leaf in tensors] if trees.nbytes(tuple(tensors)) <= MODEL else []
     try:
         yield
     finally:

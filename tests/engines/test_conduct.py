@@ -154,12 +154,14 @@ def test_clients_may_run_in_a_thread() -> None:
 
 
 def test_data_too_large_to_be_copied_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conduct, "COPIED", 8)
-    data = torch.zeros(3)
+    monkeypatch.setattr(conduct, "DATA", 8)
+    data = {"x": torch.zeros(100_000), "y": torch.zeros(3)}
     with lent_data(data, "cpu") as same:
-        assert same.data_ptr() == data.data_ptr()
+        assert same["x"].data_ptr() == data["x"].data_ptr()
     with pytest.raises(BadInput, match="changed in place"), lent_data(data, "cpu") as same:
-        same.add_(1)
+        same["x"][77:78].add_(1)
+    with pytest.raises(BadInput, match="changed in place"), lent_data(data, "cpu") as same:
+        np.add(same["x"].numpy(), 1, out=same["x"].numpy())
 
 
 SECRETS = torch.arange(40) % 7 + 0.25
