@@ -9,10 +9,11 @@ import torch
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
 from lrbpfl.engines import intake as taking
+from lrbpfl.engines.conduct import told
 from lrbpfl.engines.intake import Intake
 from lrbpfl.engines.robust import prepared
 from lrbpfl.engines.work import Evaluated, Setup, Trained, check_setup, dropout_seeded, granted, one_thread
-from lrbpfl.errors import BadInput
+from lrbpfl.errors import BadInput, plain
 from lrbpfl.rng import generator
 from lrbpfl.states import States
 from lrbpfl.trees import Tree
@@ -37,8 +38,8 @@ class Reply(NamedTuple):
     @classmethod
     def failed(cls, k: int, reason: BaseException | str, deaths: tuple[str, ...] = ()) -> "Reply":
         """The reply of a client that raised, or whose process died."""
-        text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
-        return cls(client_id=k, update=None, info={}, seconds=0.0, failure=" ".join(text.split()), deaths=deaths)
+        text = plain(reason) if isinstance(reason, str) else told(reason)
+        return cls(client_id=k, update=None, info={}, seconds=0.0, failure=text, deaths=deaths)
 
 
 class Evaluation(NamedTuple):
@@ -206,7 +207,7 @@ def _step(
     except BadInput:
         raise
     except Exception as error:  # what uploads can make an aggregate raise must not end the run
-        return server, f"the aggregate failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        return server, f"the aggregate failed: {told(error)}"
     return (server, f"the server's next state is unfit: {fault}") if fault else (moved, None)
 
 
@@ -230,7 +231,7 @@ class _Ledger:
         with one_thread():
             faults = taking.faults(algorithm, task, fit, self.messages, farthest)
         for k, fault in faults.items():
-            self.failures[k] = f"upload refused: {fault}"
+            self.failures[k] = plain(f"upload refused: {fault}")
             del self.infos[k]
         return [update for update in fit if update.client_id not in faults]
 
@@ -248,7 +249,7 @@ class _Ledger:
         self.bytes_up += trees.nbytes(reply.update.upload)
         fault = trees.fault(reply.update.upload, self.messages[k])
         if fault:
-            self.failures[k] = f"upload refused: {fault}"
+            self.failures[k] = plain(f"upload refused: {fault}")
             return None
         self.infos[k] = reply.info
         return reply.update

@@ -2,23 +2,26 @@
 
 import multiprocessing
 import signal
-from collections import deque
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import cached_property
 from multiprocessing.connection import wait
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lrbpfl import trees
+from lrbpfl.engines.conduct import attempt, told
+from lrbpfl.engines.deadlines import TICK, Deadlines, bound
+from lrbpfl.engines.jobs import Job, Queue
 from lrbpfl.engines.launch import Parcel, Pipe, Start, launch, method, pack, unpack
 from lrbpfl.engines.loop import Evaluation, Reply
 from lrbpfl.engines.slots import read, room, to_arrays, to_tensors, write
 from lrbpfl.engines.work import (
     Evaluated,
     Setup,
+    Stateless,
     Trained,
     evaluate_client,
     granted,
@@ -30,19 +33,6 @@ from lrbpfl.errors import BadInput
 from lrbpfl.states import Memory, States
 from lrbpfl.trees import Tree
 
-TRIES = 2  # a client whose worker died is run once more in a new one; if that dies too, it is skipped
-
-
-class Job(NamedTuple):
-    """One call for one client, with its place in the order of answers."""
-
-    place: int
-    what: str  # "update" or "evaluate"
-    k: int
-    t: int
-    deaths: tuple[str, ...] = ()
-
-
 Answer = Trained | Evaluated | str  # the string says what the client's code raised
 
 
@@ -53,18 +43,22 @@ class Worker:
         self.slot = torch.empty(capacity, dtype=torch.uint8).share_memory_()
         self.process, self.pipe = launch(how, serve, setup, self.slot)
         self.job: Job | None = None
+        self.waited = 0.0  # seconds that the parent spent waiting for the answer
 
-    def send(self, job: Job, message: Tree, state: Tree) -> None:
-        """Hand over a job; that the worker is dead already shows when its answer is read."""
-        self.job = job
-        with suppress(OSError):
+    def send(self, job: Job, message: Tree, state: Tree, seconds: float) -> None:
+        """Hand over a job; a worker that takes none, dead or stuck for so long, shows when its answer is read."""
+        self.job, self.waited = job, 0.0
+        bound(self.pipe.end, seconds)
+        try:
             self.pipe.send((job.what, write(message, self.slot), to_arrays(state), job.t, job.k))
+        except OSError:
+            self.process.kill()
 
     def receive(self) -> Answer | None:
         """The answer to the job, or None from a worker that died over it."""
         try:
             answer: Answer = self.pipe.recv()
-        except (EOFError, OSError):
+        except Exception:  # it has gone, stopped in the middle of a word, or writes what nobody can read
             return None
         self.job = None
         if isinstance(answer, Evaluated):
@@ -94,10 +88,16 @@ def serve(setup: Setup | Parcel, pipe: Pipe, slot: Tensor) -> None:
     while pipe.end in wait([pipe.end, parent.sentinel]):
         try:
             what, places, arrays, t, k = pipe.recv()
-            message, state = read(places, slot), to_tensors(arrays)
-            pipe.send(known if isinstance(known, str) else _answer(known, what, message, state, t, k, slot))
         except (EOFError, OSError):
             return
+        message, state = read(places, slot), to_tensors(arrays)
+        answer = known if isinstance(known, str) else _answer(known, what, message, state, t, k, slot)
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+        except Exception as error:  # of classes that cannot be sent
+            pipe.send(told(error))
 
 
 def _unpacked(setup: Setup | Parcel) -> Setup | str:
@@ -105,13 +105,13 @@ def _unpacked(setup: Setup | Parcel) -> Setup | str:
     try:
         return unpack(setup) if isinstance(setup, Parcel) else setup
     except Exception as error:  # e.g. a module that only the parent finds
-        return f"its worker cannot read the setup: {type(error).__name__}: {error}"
+        return f"its worker cannot read the setup: {told(error)}"
 
 
 def _answer(setup: Setup, what: str, message: Tree, state: Tree, t: int, k: int, slot: Tensor) -> Answer:
     """Do one job; an update's upload is left in the slot if it fits (a valid one does: it has the message's size)."""
-    try:
-        message = trees.tree_map(torch.clone, message)  # what the client keeps of it must outlive the slot
+
+    def do() -> Answer:
         if what == "evaluate":
             evaluated = evaluate_client(setup, message, state, t, k)
             return evaluated._replace(personal=to_arrays(evaluated.personal))
@@ -119,18 +119,29 @@ def _answer(setup: Setup, what: str, message: Tree, state: Tree, t: int, k: int,
         fits = room(trained.upload) <= len(slot)
         upload = write(trained.upload, slot) if fits else to_arrays(trained.upload)
         return trained._replace(upload=upload, state=to_arrays(trained.state))
-    except Exception as error:  # whatever a client's code raises must not end the run
-        return f"{type(error).__name__}: {error}"
+
+    return attempt(do)
+
+
+def _obituary(worker: Worker, *, late: bool) -> str:
+    """End a worker; what happened to it."""
+    code = worker.stop()
+    return f"its worker gave no answer for {worker.waited:.0f} s" if late else f"its worker died (exit code {code})"
 
 
 class Processes:
     """Runs clients in `workers` processes, with the bits of the serial engine.
 
-    A worker that dies is replaced and its client run once more; a client whose worker dies twice, or whose code raises,
-    is skipped in this round. The replies say so. How processes are started changes no bit.
+    A worker that dies, or does not answer within the deadline (seconds; 0: the rule in `Deadlines`), is replaced, and
+    its client is run again: once more beside others, and then, as somebody else may have taken the memory or sent the
+    signal, up to twice with nothing else at work. A client whose worker dies each of these four times is skipped in
+    this round and, until it goes well, tried once a round, alone. One whose code raises is skipped in this round. The
+    replies say so. How processes are started changes no bit.
     """
 
-    def __init__(self, setup: Setup, workers: int, start: Start = "auto", states: States | None = None) -> None:
+    def __init__(
+        self, setup: Setup, workers: int, start: Start = "auto", states: States | None = None, deadline: float = 0.0
+    ) -> None:
         if workers < 1:
             raise BadInput(f"{workers} workers cannot run anything: at least one is needed")
         # The first optimiser of a process imports for a second: do it here, before workers are forked.
@@ -140,6 +151,8 @@ class Processes:
         self.states = states or Memory()
         self._size = workers
         self._workers: list[Worker] = []
+        self._deadlines = Deadlines(self.setup, deadline)
+        self._suspects: set[tuple[str, int]] = set()  # what was given up, and for whom
 
     def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
         """The clients' replies, in the order of the messages."""
@@ -169,45 +182,71 @@ class Processes:
         vars(self).pop("_parcel", None)
 
     def _map(self, what: str, messages: Mapping[int, Tree], t: int) -> Iterator[tuple[Job, Answer]]:
-        jobs = deque(Job(place, what, k, t) for place, k in enumerate(messages))
+        jobs = (Job(place, what, k, t, suspect=(what, k) in self._suspects) for place, k in enumerate(messages))
+        queue = Queue(jobs, window=4 * self._size)
         answers: dict[int, tuple[Job, Answer]] = {}
-        self._hire(max(map(room, messages.values())), min(self._size, len(jobs)))
+        self._hire(max(map(room, messages.values())), min(self._size, len(messages)))
         due = 0
         try:
             while due < len(messages):
-                self._dispatch(jobs, messages, due)
-                self._collect(jobs, answers)
-                self._dispatch(jobs, messages, due)  # workers first: the consumer may take its time
+                self._dispatch(queue, messages, due, answers)
+                self._collect(queue, answers)
+                self._dispatch(queue, messages, due, answers)  # workers first: the consumer may take its time
                 while due in answers:
                     yield answers.pop(due)
                     due += 1
         finally:  # left early: nobody waits for these answers any more
-            for worker in [worker for worker in self._workers if worker.job is not None]:
+            for worker in self._busy():
                 self._workers.remove(worker)
                 worker.stop()
 
-    def _dispatch(self, jobs: deque[Job], messages: Mapping[int, Tree], due: int) -> None:
-        """Give jobs to idle workers, ahead of the consumer but not so far that uploads pile up."""
-        for worker in self._workers:
-            if worker.job is None and jobs and jobs[0].place < due + 4 * self._size:
-                job = jobs.popleft()
-                worker.send(job, messages[job.k], kept(self.setup, self.states, job.k))
+    def _busy(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.job is not None]
 
-    def _collect(self, jobs: deque[Job], answers: dict[int, tuple[Job, Answer]]) -> None:
-        """Wait until some worker answers or dies; a dead one's job goes back to the front, or is given up."""
-        ready = wait([worker.pipe.end for worker in self._workers if worker.job is not None])
+    def _dispatch(
+        self, queue: Queue, messages: Mapping[int, Tree], due: int, answers: dict[int, tuple[Job, Answer]]
+    ) -> None:
+        """Give jobs to idle workers."""
+        for worker in self._workers:
+            while worker.job is None and (job := queue.next(due, [busy.job for busy in self._busy() if busy.job])):
+                try:
+                    state = kept(self.setup, self.states, job.k)
+                except Stateless as error:
+                    answers[job.place] = (job, str(error))
+                else:
+                    worker.send(job, messages[job.k], state, self._deadlines.limit(job.what, job.k))
+
+    def _collect(self, queue: Queue, answers: dict[int, tuple[Job, Answer]]) -> None:
+        """Wait until some worker answers, dies or is late; the job of one that is gone is queued again, or given up."""
+        ready = self._wait()
         for i, worker in enumerate(self._workers):
-            if worker.pipe.end not in ready or worker.job is None:
+            late = worker.pipe.end not in ready
+            if (job := worker.job) is None or (late and worker.waited < self._deadlines.limit(job.what, job.k)):
                 continue
-            job, answer = worker.job, worker.receive()
+            answer = None if late else worker.receive()
             if answer is None:
-                job = job._replace(deaths=(*job.deaths, f"its worker died (exit code {worker.stop()})"))
+                job = job._replace(deaths=(*job.deaths, _obituary(worker, late=late)))
                 self._workers[i] = self._worker(len(worker.slot))
-                if len(job.deaths) < TRIES:
-                    jobs.appendleft(job)
+                if job.verdict is None:
+                    queue.back(job)
                     continue
-                answer = f"{job.deaths[-1]}, {TRIES} times"
-            answers[job.place] = (job, answer)
+                self._suspects.add((job.what, job.k))
+            else:
+                self._suspects.discard((job.what, job.k))
+                if not isinstance(answer, str):  # what failed may have taken no time
+                    self._deadlines.learn(job.what, job.k, max(worker.waited, answer.seconds))
+            answers[job.place] = (job, answer or job.verdict or "")
+
+    def _wait(self) -> list[Any]:
+        """The ends of pipes that have something to say, after a second at most."""
+        busy = [(worker, job) for worker in self._workers if (job := worker.job)]
+        left = [self._deadlines.limit(job.what, job.k) - worker.waited for worker, job in busy]
+        began = time.monotonic()
+        ready = wait([worker.pipe.end for worker, _ in busy], timeout=max(0.0, min([TICK, *left])))
+        passed = min(time.monotonic() - began, 2 * TICK)  # not what passed while this process, too, was stopped
+        for worker, _ in busy:
+            worker.waited += passed
+        return ready
 
     def _hire(self, capacity: int, number: int) -> None:
         """At least this many workers, each with a block that holds a message."""

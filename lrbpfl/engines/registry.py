@@ -17,7 +17,9 @@ GROUP = "lrbpfl.engines"
 Make = Callable[[Setup, Options, States], Engine]
 
 ENGINES: dict[str, Make] = {
-    "processes": lambda setup, options, states: Processes(setup, options.workers, options.start, states),
+    "processes": lambda setup, options, states: Processes(
+        setup, options.workers, options.start, states, options.deadline
+    ),
     "serial": lambda setup, options, states: Serial(setup, states),
 }
 

@@ -1,10 +1,13 @@
 """The reference engine: one client after the other, in this process."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
+from lrbpfl.engines.conduct import attempt
 from lrbpfl.engines.loop import Evaluation, Reply
 from lrbpfl.engines.work import (
     Setup,
+    Stateless,
     evaluate_client,
     granted,
     keep_memory,
@@ -15,9 +18,15 @@ from lrbpfl.engines.work import (
 from lrbpfl.states import Memory, States
 from lrbpfl.trees import Tree
 
+T = TypeVar("T")
+
 
 class Serial:
-    """Runs clients here. A client that raises is skipped in this round; what it raised is in its reply."""
+    """Runs clients here. A client that raises is skipped in this round; what it raised is in its reply.
+
+    SystemExit and KeyboardInterrupt are no exceptions to that, but Ctrl-C is nobody's but the user's, and ends the run.
+    A client that ends or hangs its process ends or hangs this one: `Processes` is the engine for code like that.
+    """
 
     def __init__(self, setup: Setup, states: States | None = None) -> None:
         keep_memory()
@@ -27,12 +36,10 @@ class Serial:
     def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
         """The clients' replies, in the order of the messages."""
         for k, message in messages.items():
-            state = kept(self.setup, self.states, k)
-            try:
-                with one_thread():
-                    trained = update_client(self.setup, message, state, t, k)
-            except Exception as error:  # whatever a client's code raises must not end the run
-                yield Reply.failed(k, error)
+            with one_thread():
+                trained = self._run(update_client, message, t, k)
+            if isinstance(trained, str):
+                yield Reply.failed(k, trained)
                 continue
             self.states.stage(k, t + 1, trained.state)
             yield Reply.of(k, len(self.setup.clients[k].train.y), trained)
@@ -44,14 +51,16 @@ class Serial:
     def evaluate(self, messages: Mapping[int, Tree], t: int) -> Iterator[Evaluation]:
         """The clients' evaluations, in the order of the messages."""
         for k, message in messages.items():
-            state = kept(self.setup, self.states, k)
-            try:
-                with one_thread():
-                    result = evaluate_client(self.setup, message, state, t, k)
-            except Exception as error:
-                yield Evaluation(k, None, f"{type(error).__name__}: {error}")
-                continue
-            yield Evaluation(k, result)
+            with one_thread():
+                result = self._run(evaluate_client, message, t, k)
+            yield Evaluation(k, None, result) if isinstance(result, str) else Evaluation(k, result)
 
     def close(self) -> None:
         """Nothing to let go."""
+
+    def _run(self, work: Callable[[Setup, Tree, Tree, int, int], T], message: Tree, t: int, k: int) -> T | str:
+        try:
+            state = kept(self.setup, self.states, k)
+        except Stateless as error:
+            return str(error)
+        return attempt(lambda: work(self.setup, message, state, t, k))

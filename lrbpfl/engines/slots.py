@@ -1,6 +1,7 @@
 """Trees in a block of shared memory: tensors lie in the block, their places travel."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ def write(tree: Tree, slot: Tensor) -> Tree:
     def put(leaf: Tensor) -> Place:
         nonlocal end
         place = Place(offset=end, dtype=leaf.dtype, shape=tuple(leaf.shape))
-        _view(place, slot).copy_(leaf)
+        _view(place, slot).copy_(leaf.detach())
         end += _aligned(trees.nbytes(leaf))
         return place
 
@@ -45,14 +46,35 @@ def read(places: Tree, slot: Tensor) -> Tree:
     return trees.tree_map(lambda leaf: _view(leaf, slot) if isinstance(leaf, Place) else leaf, places)
 
 
+@dataclass(frozen=True)
+class Foreign:
+    """The bytes of a tensor whose numbers NumPy does not know, such as bfloat16."""
+
+    raw: np.ndarray[Any, Any]
+    dtype: torch.dtype
+
+
 def to_arrays(tree: Tree) -> Tree:
     """The tree with NumPy arrays for tensors: plain bytes in a pipe, whatever the platform."""
-    return trees.tree_map(lambda leaf: leaf.numpy() if isinstance(leaf, Tensor) else leaf, tree)
+
+    def array(leaf: Tensor) -> Any:
+        try:
+            return leaf.detach().numpy()
+        except TypeError:
+            return Foreign(leaf.detach().contiguous().unsqueeze(-1).view(torch.uint8).numpy(), leaf.dtype)
+
+    return trees.tree_map(lambda leaf: array(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def to_tensors(tree: Tree) -> Tree:
     """The inverse of `to_arrays`; copies, aligned like torch's own, as where numbers lie can decide the last bit."""
-    return trees.tree_map(lambda leaf: torch.from_numpy(leaf).clone() if isinstance(leaf, np.ndarray) else leaf, tree)
+
+    def tensor(leaf: Any) -> Any:
+        if isinstance(leaf, Foreign):
+            return torch.from_numpy(leaf.raw).clone().view(leaf.dtype).squeeze(-1)
+        return torch.from_numpy(leaf).clone() if isinstance(leaf, np.ndarray) else leaf
+
+    return trees.tree_map(tensor, tree)
 
 
 def _aligned(size: int) -> int:

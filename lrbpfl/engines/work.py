@@ -1,7 +1,5 @@
 """The unit of work that every engine runs: one client's update, one client's evaluation."""
 
-import ctypes
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +17,9 @@ from lrbpfl.core.inputs import Inputs, describe, joined, length, take
 from lrbpfl.core.inputs import fault as input_fault
 from lrbpfl.core.modes import seeded
 from lrbpfl.core.precision import Precision, computing
+from lrbpfl.engines.conduct import attempt, lent, lent_data, lent_task, numbers, other_dice, taken, unharmed
+from lrbpfl.engines.conduct import own_part as own_part
+from lrbpfl.engines.memory import keep_memory as keep_memory
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce
 from lrbpfl.rng import Address, generator, numpy_generator
@@ -65,8 +66,8 @@ class Setup(NamedTuple):
         return self.task._replace(pace=self.paces[t]) if t < len(self.paces) else self.task
 
     def to_device(self, tree: Tree) -> Tree:
-        """The tree on the device where clients compute, in one memory layout: layout, too, can decide the last bit."""
-        return trees.tree_map(lambda leaf: leaf.to(self.device).contiguous(), tree)
+        """A copy of the tree on the device where clients compute, to do with as they like."""
+        return lent(tree, self.device)
 
 
 def granted(setup: Setup) -> Setup:
@@ -192,43 +193,69 @@ class Evaluated(NamedTuple):
 
 
 def update_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> Trained:
-    """Round t at client k."""
+    """Round t at client k; raises whatever the client's code raises, and BadInput where what it returns is unfit."""
     began = time.perf_counter()
     algorithm, _, clients, seed, *_ = setup
-    message, state, data = (setup.to_device(tree) for tree in (message, state, clients[k].train))
-    rng = generator(seed, "update", t, k)
-    with _as_asked(setup), dropout_seeded(seed, t, k, device=setup.device):
-        upload, state, info = algorithm.client_update(setup.task_of(t), message, state, data, rng)
-    upload, state = (trees.tree_map(lambda leaf: leaf.cpu(), tree) for tree in (upload, state))
-    return Trained(upload=upload, state=state, info=info, seconds=time.perf_counter() - began)
+    sent, had = setup.to_device(message), setup.to_device(state)
+    with _at_client(setup, t, k), _as_asked(setup), lent_data(clients[k].train, setup.device) as data:
+        rng = generator(seed, "update", t, k)
+        upload, new, info = algorithm.client_update(lent_task(setup.task_of(t)), sent, had, data, rng)
+    upload, new = taken(upload, "its upload"), taken(new, "what it keeps")
+    if fault := trees.fault(new, state, infinite=True):
+        raise BadInput(f"what it keeps is not what it kept before: {fault}")
+    new = trees.rebuild(state, dict(trees.named_leaves(new)))
+    return Trained(upload=upload, state=new, info=numbers(info), seconds=time.perf_counter() - began)
 
 
 def evaluate_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> Evaluated:
     """Client k's own model after t rounds, on its own test data and on what it kept from training."""
     began = time.perf_counter()
     algorithm, task, clients, seed, *_ = setup
-    message, state, train = (setup.to_device(tree) for tree in (message, state, clients[k].train))
-    with _as_asked(setup), dropout_seeded(seed, t, k, device=setup.device):
-        personal = algorithm.personalise(task, message, state, train, generator(seed, "personalise", t, k))
+    task, sent, had = lent_task(task), setup.to_device(message), setup.to_device(state)
+    with _at_client(setup, t, k), _as_asked(setup), lent_data(clients[k].train, setup.device) as train:
+        personal = algorithm.personalise(task, sent, had, train, generator(seed, "personalise", t, k))
 
     def predictions(data: Data) -> Predictions:  # the same samples of the model always: what is fitted on some holds
-        x = setup.to_device(data.x)
-        return reduce(algorithm.predict(task, personal, x, generator(seed, "predict", t, k)).cpu(), data.y.cpu())
+        with _at_client(setup, t, k), lent_data(data.x, setup.device) as x:
+            samples = algorithm.predict(task, personal, x, generator(seed, "predict", t, k))
+        return reduce(samples.cpu(), data.y.cpu())
 
-    calibration = clients[k].calibration
-    own, shared = own_part(personal, message)
+    test, calibration = predictions(clients[k].test), clients[k].calibration
+    kept_from_training = None if calibration is None else predictions(calibration)
+    intact = trees.equal(trees.tree_map(Tensor.cpu, sent), trees.tree_map(Tensor.detach, message))
+    own, shared = own_part(personal, sent if intact else None)
     return Evaluated(
-        predictions=predictions(clients[k].test),
-        personal=own,
+        predictions=test,
+        personal=taken(own, "its model"),
         shared=shared,
-        calibration=None if calibration is None else predictions(calibration),
+        calibration=kept_from_training,
         seconds=time.perf_counter() - began,
     )
 
 
+@contextmanager
+def _at_client(setup: Setup, t: int, k: int) -> Iterator[None]:
+    """Inside, a client's code runs: what it draws from torch, NumPy and Python is its own, and changes nobody else."""
+    with unharmed(setup.task.model), dropout_seeded(setup.seed, t, k, device=setup.device):
+        yield
+
+
+class Stateless(Exception):
+    """A client for which no first state could be made; it says what its code raised."""
+
+
 def fresh_state(setup: Setup, k: int) -> Tree:
     """The state of client k before it ever took part."""
-    return setup.algorithm.init_client(setup.task, generator(setup.seed, "client", k))
+
+    def make() -> Tree:
+        with unharmed(setup.task.model), dropout_seeded(setup.seed, "client", k, device=setup.device):
+            state = setup.algorithm.init_client(setup.task, generator(setup.seed, "client", k))
+        return taken(state, "its first state")
+
+    state = attempt(make)
+    if isinstance(state, str):
+        raise Stateless(state)
+    return state
 
 
 def kept(setup: Setup, states: States, k: int) -> Tree:
@@ -236,27 +263,14 @@ def kept(setup: Setup, states: States, k: int) -> Tree:
     return states.get(k, partial(fresh_state, setup, k))
 
 
-def own_part(personal: Tree, message: Tree) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Split a personal model into tensors of its own and names of tensors it took over, whole, from the message."""
-
-    def identity(leaf: Tensor) -> tuple[object, ...]:
-        return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride()
-
-    sent = {identity(leaf): name for name, leaf in trees.named_leaves(message)}
-    own: dict[str, Tensor] = {}
-    shared: dict[str, str] = {}
-    for name, leaf in trees.named_leaves(personal):
-        if identity(leaf) in sent:
-            shared[name] = sent[identity(leaf)]
-        else:
-            own[name] = leaf.cpu()
-    return own, shared
-
-
 @contextmanager
 def dropout_seeded(seed: int, *address: Address, device: str = "cpu") -> Iterator[None]:
-    """Inside, torch's own generator, from which dropout draws, starts at this address; afterwards it is as it was."""
-    with seeded(generator(seed, "dropout", *address).initial_seed(), torch.device(device)):
+    """Inside, torch's own generator, from which dropout draws, starts at this address; afterwards it is as it was.
+
+    So do NumPy's and Python's, from which nobody should draw: who does gets the same numbers wherever it runs.
+    """
+    start = generator(seed, "dropout", *address).initial_seed()
+    with other_dice(start), seeded(start, torch.device(device)):
         yield
 
 
@@ -281,15 +295,3 @@ def threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def keep_memory() -> None:
-    """Ask the C library to keep freed memory: a step frees and takes the same big blocks again and again.
-
-    Without it glibc hands them back to the kernel each time, and a twentieth of the time goes into page faults.
-    """
-    m_trim_threshold, m_mmap_threshold = -1, -3
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(m_mmap_threshold, 32 * 2**20)
-        mallopt(m_trim_threshold, 2**30)

@@ -142,7 +142,8 @@ def _paces(config: FederationSection) -> tuple[float, ...]:
 def build_engine(config: Config, setup: Setup, states: States) -> Engine:
     """The engine the configuration asks for, over what clients keep."""
     asked = config.engine
-    return engines.find(asked.kind)(setup, Options(workers=asked.workers or cores(), start=asked.start), states)
+    options = Options(workers=asked.workers or cores(), start=asked.start, deadline=asked.deadline)
+    return engines.find(asked.kind)(setup, options, states)
 
 
 def cores() -> int:

@@ -1,9 +1,11 @@
 """The promises of an engine: the serial engine's bits, the messages' order, and a run that outlives its clients."""
 
+import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
@@ -27,6 +29,7 @@ FRAIL = 1  # the client that fails where one has to
 MARK = 3.0  # what the frail client's first feature always is
 REASON = "this client fails on purpose"
 PLAIN = FedAvg(local_steps=3)
+ODD: Any = {"half": np.float32(0.5), "two": torch.tensor(2.0), "word": "3", "none": None, "huge": 10**400, 7: True}
 
 
 class Kept(NamedTuple):
@@ -39,7 +42,7 @@ class Kept(NamedTuple):
 class Frail:
     """FedAvg with clients that lean towards what they saw, and one that may fail."""
 
-    update: str = "well"  # how the frail client's update goes: well, raise, or nan
+    update: str = "well"  # how the frail client's update goes: well, raise, exit, nan, change, dice, or odd
     prediction: str = "well"  # and its prediction: well, or raise
 
     def init_server(self, task: Task, rng: Generator) -> Params:
@@ -59,11 +62,17 @@ class Frail:
     ) -> tuple[Params, Kept, Info]:
         """FedAvg's, and what happens to the frail client."""
         w, _, info = PLAIN.client_update(task, message, None, data, rng)
-        if _is_frail(data.x) and self.update == "raise":
-            raise LookupError(REASON)
-        if _is_frail(data.x) and self.update == "nan":
+        kept = Kept(bias=client.bias + w["fc2.bias"])
+        way = self.update if _is_frail(data.x) else "well"
+        if way in ("raise", "exit"):
+            raise LookupError(REASON) if way == "raise" else SystemExit(REASON)
+        if way == "nan":
             w = trees.tree_map(lambda leaf: leaf * torch.nan, w)
-        return w, Kept(bias=client.bias + w["fc2.bias"]), info
+        if way == "dice":
+            w = trees.tree_map(lambda leaf: leaf + torch.rand(()) + float(np.random.rand()) + random.random(), w)
+        if way == "change":
+            trees.tree_map(torch.Tensor.zero_, (message, client, data))
+        return w, kept, ODD if way == "odd" else info
 
     def server_aggregate(self, task: Task, server: Params, updates: Iterable[Update], rng: Generator) -> Params:
         """FedAvg's."""
@@ -105,6 +114,7 @@ def check_engine(make: Make) -> None:
         _order(make)
         _same_bits(make)
         _failures(make)
+        _manners(make)
 
 
 @contextmanager
@@ -113,7 +123,7 @@ def _blamed() -> Iterator[None]:
         yield
     except AssertionError:
         raise
-    except Exception as error:  # whatever somebody's engine raises
+    except (Exception, SystemExit, GeneratorExit) as error:  # whatever somebody's engine raises
         raise AssertionError(f"the engine fails in a small run: {type(error).__name__}: {error}") from error
 
 
@@ -155,7 +165,7 @@ def _order(make: Make) -> None:
 
 def _failures(make: Make) -> None:
     """A client that raises, or whose upload is refused, is skipped; the others are not."""
-    for way in ("raise", "nan"):
+    for way in ("raise", "exit", "nan"):
         setup = frail_setup(Frail(update=way, prediction="raise"))
         expected, states = _run(Serial, setup)
         found, states_too = _run(make, setup)
@@ -170,6 +180,22 @@ def _failures(make: Make) -> None:
         expect(fine, f"what a client raised is lost: its failure is told as {reasons}")
         expect(trees.equal(states_too, states), f"what clients keep is wrong when an update ends in {way!r}")
         _failed_evaluation(found[-1])
+
+
+def _manners(make: Make) -> None:
+    """What a client changes in place is its own copy, its dice are its own, and its info becomes numbers or gaps."""
+    for way, told in (
+        ("change", "a client changes in place what it was given, and others or later rounds see it"),
+        (
+            "dice",
+            "a client draws from torch's, NumPy's or Python's own generators, and gets other numbers than serially",
+        ),
+        ("odd", "a client's info holds what is no float, and does not come out as in the serial engine"),
+    ):
+        honest = "well" if way == "change" else way
+        expected, states = _run(Serial, frail_setup(Frail(update=honest)))
+        found, states_too = _run(make, frail_setup(Frail(update=way)))
+        expect(same_rounds(found, expected) and trees.equal(states_too, states), told)
 
 
 def _failed_evaluation(last: Round) -> None:

@@ -44,6 +44,16 @@ def _die(result: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _stop(result: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return result
+
+
+def _spin() -> Any:
+    while True:
+        pass
+
+
 def _raise(result: Any) -> Any:
     raise LookupError("the disk\nis gone")
 
@@ -58,6 +68,9 @@ SCRIPTS: dict[str, Callable[[Any, int], Any]] = {
     "raise": lambda result, n: _raise(result),
     "die": lambda result, n: _die(result),
     "die once": lambda result, n: _die(result) if n == 1 else result,
+    "die thrice": lambda result, n: _die(result) if n <= 3 else result,
+    "stop once": lambda result, n: _stop(result) if n == 1 else result,
+    "spin": lambda result, n: _spin(),
     "die, then raise": lambda result, n: _die(result) if n == 1 else _raise(result),
     "sleep": lambda result, n: _sleep(result),
     "nan": lambda upload, n: {"w": upload["w"] * nan},

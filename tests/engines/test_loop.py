@@ -153,7 +153,7 @@ FAULTS = {
     "name": r"upload refused: its tensors are named \['v'\], not \['w'\]",
     "extra": r"upload refused: its tensors are named \['v', 'w'\], not \['w'\]",
     "nothing at all": r"upload refused: its tensors are named \[\], not \['w'\]",
-    "no tensor": "AttributeError: ",
+    "no tensor": "BadInput: its upload holds w of type float, not a tensor",
     "big": r"upload refused: w has shape \(10000,\), not \(3,\)",
     "raise": r"LookupError: the disk is gone$",  # one line, although the error has two
 }

@@ -4,10 +4,13 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from lrbpfl import trees
 from lrbpfl.engines.loop import Evaluation, Reply
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
-from lrbpfl.engines.work import Setup
+from lrbpfl.engines.work import Setup, Trained
+from lrbpfl.engines.work import kept as kept_by
+from lrbpfl.rng import generator
 from lrbpfl.states import Memory, States
 from lrbpfl.testing import check_engine
 from lrbpfl.trees import Tree
@@ -72,6 +75,43 @@ class Judging(Serial):
         yield from Serial(self.setup, Memory()).evaluate(messages, t)
 
 
+class Exiting(Serial):
+    """A client that wants to exit does."""
+
+    def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
+        for reply in super().update(messages, t):
+            if (reply.failure or "").startswith("SystemExit"):
+                raise SystemExit(reply.failure)
+            yield reply
+
+
+class Lending(Serial):
+    """Gives clients what it has, and no copies."""
+
+    def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
+        algorithm, task, clients, seed, *_ = self.setup
+        for k, message in messages.items():
+            state, train, rng = kept_by(self.setup, self.states, k), clients[k].train, generator(seed, "update", t, k)
+            try:
+                trained = Trained(*algorithm.client_update(task, message, state, train, rng), seconds=0.0)
+            except BaseException as error:
+                yield Reply.failed(k, error)
+                continue
+            if any(bool(leaf.isnan().any()) for leaf in trees.leaves(trained.state)):
+                yield Reply.failed(k, "its state is unfit")
+                continue
+            self.states.stage(k, t + 1, trained.state)
+            yield Reply.of(k, len(train.y), trained)
+
+
+class Gapless(Serial):
+    """Tells of numbers only."""
+
+    def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
+        for reply in super().update(messages, t):
+            yield reply._replace(info={name: value for name, value in reply.info.items() if value == value})
+
+
 def test_ours_keep_them_all() -> None:
     check_engine(Serial)
     check_engine(lambda setup, states: Processes(setup, 2, states=states))
@@ -87,6 +127,9 @@ def test_ours_keep_them_all() -> None:
         (Brittle, "the engine fails in a small run: RuntimeError: LookupError: this client fails on purpose"),
         (Mute, "a client whose prediction raised is evaluated as 'something'"),
         (Sharing, "the evaluations after round 1 are not the serial engine's"),
+        (Exiting, "the engine fails in a small run: SystemExit: SystemExit: this client fails on purpose"),
+        (Lending, "a client changes in place what it was given"),
+        (Gapless, "a client's info holds what is no float"),
         (Judging, "the evaluations after round 1 are not the serial engine's"),
     ],
 )

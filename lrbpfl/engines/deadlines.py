@@ -1,0 +1,59 @@
+"""How long a worker may take over a client: as long as any honest one could, but not for ever."""
+
+import os
+import socket
+import struct
+import sys
+from multiprocessing.connection import Connection
+
+from lrbpfl.engines.work import Setup
+
+FLOOR = 60.0  # seconds that every job has
+MULTIPLE = 20.0  # of the longest job of its kind that was finished
+UNKNOWN = 1800.0  # seconds that a job has while none of its kind was finished: nothing is known
+TICK = 1.0  # seconds between two looks at the clock
+
+
+class Deadlines:
+    """The seconds that an update or an evaluation of a client may take: those given or, by default, a rule.
+
+    It is 20 times the longest job of the same kind that was finished so far, under whatever load there is, and at least
+    a minute; half an hour before any was finished. A client with r times the examples of any that was finished has r²
+    times as long: where time grows with the cube of examples, as in Gaussian processes, that is enough up to r = 20.
+    """
+
+    def __init__(self, setup: Setup, given: float = 0.0) -> None:
+        self._setup, self._given = setup, given
+        self._longest: dict[str, float] = {}
+        self._largest: dict[str, int] = {}
+
+    def limit(self, what: str, k: int) -> float:
+        """The seconds that this job may take, as far as is known by now."""
+        if self._given:
+            return self._given
+        if what not in self._longest:
+            return UNKNOWN
+        times = max(1.0, self._examples(what, k) / self._largest[what])
+        return max(FLOOR, MULTIPLE * self._longest[what] * times**2)
+
+    def learn(self, what: str, k: int, seconds: float) -> None:
+        """A job was finished in so many seconds."""
+        self._longest[what] = max(seconds, self._longest.get(what, 0.0))
+        self._largest[what] = max(self._examples(what, k), self._largest.get(what, 1))
+
+    def _examples(self, what: str, k: int) -> int:
+        _, train, test, calibration, *_ = self._setup.clients[k]
+        kept = 0 if calibration is None else len(calibration.y)
+        return len(train.y) + (len(test.y) + kept if what == "evaluate" else 0)
+
+
+def bound(end: Connection, seconds: float) -> None:
+    """A transfer that stands still for so long fails with an OSError, as the other side may stop in the middle of one.
+
+    That takes a socket: on Windows, where nothing stops a process like that, pipes are none.
+    """
+    if sys.platform != "win32":
+        with socket.socket(fileno=os.dup(end.fileno())) as other:
+            span = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) + 1)
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)

@@ -1,0 +1,16 @@
+"""The memory of a process that runs clients."""
+
+import ctypes
+import sys
+
+
+def keep_memory() -> None:
+    """Ask the C library to keep freed memory: a step frees and takes the same big blocks again and again.
+
+    Without it glibc hands them back to the kernel each time, and a twentieth of the time goes into page faults.
+    """
+    m_trim_threshold, m_mmap_threshold = -1, -3
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(m_mmap_threshold, 32 * 2**20)
+        mallopt(m_trim_threshold, 2**30)
