@@ -27,8 +27,8 @@ DATA, MODEL = 2**25, 2**30  # bytes up to which a client's data, and the model, 
 GLANCE = 2**14  # numbers of each tensor that are looked at where data are watched
 TOLD, NAMED = 200, 100  # characters at most of what an exception says, and of a name in an info
 
-_NUMBER = r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|True|False)"
-_DATA = re.compile(rf"\b(?:tensor|array)\([^)]*\)?|{_NUMBER}(?:[\s,;()\[\]]+{_NUMBER}){{6,}}")
+_NUMBER = r"(?:[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf|True|False)"
+_DATA = re.compile(rf"\b(?:tensor|array)\([^)]*\)?|(?<![\w.]){_NUMBER}(?:[\s,;()\[\]]+{_NUMBER}){{6,}}")
 
 
 def told(error: BaseException) -> str:
@@ -156,7 +156,7 @@ def lent_task(task: Task) -> Task:
 
 @contextmanager
 def unharmed(model: nn.Module) -> Iterator[None]:
-    """Afterwards the model's tensors, and how torch computes in this process, are as they were."""
+    """Afterwards the model's tensors (up to a gigabyte), and how torch computes in this process, are as they were."""
     threads, dtype, learns = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
     tensors = [*model.parameters(), *model.buffers()]
     wanted = [leaf.requires_grad for leaf in tensors]

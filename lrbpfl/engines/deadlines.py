@@ -1,16 +1,19 @@
 """How long a worker may take over a client: as long as any honest one could, but not for ever."""
 
+import math
 import os
 import socket
 import struct
 import sys
 from multiprocessing.connection import Connection
 
+from lrbpfl.engines.jobs import Job
 from lrbpfl.engines.work import Setup
+from lrbpfl.errors import BadInput
 
 FLOOR = 60.0  # seconds that every job has
 MULTIPLE = 20.0  # of the longest job of its kind that was finished
-UNKNOWN = 1800.0  # seconds that a job has while none of its kind was finished: nothing is known
+UNKNOWN = 3600.0  # seconds that a job has while none of its kind was finished: nothing is known
 TICK = 1.0  # seconds between two looks at the clock
 
 
@@ -18,33 +21,37 @@ class Deadlines:
     """The seconds that an update or an evaluation of a client may take: those given or, by default, a rule.
 
     It is 20 times the longest job of the same kind that was finished so far, under whatever load there is, and at least
-    a minute; half an hour before any was finished. A client with r times the examples of any that was finished has r²
-    times as long: where time grows with the cube of examples, as in Gaussian processes, that is enough up to r = 20.
+    a minute; an hour before any was finished. A client with r times the examples of any that was finished has r² times
+    as long: where time grows with the cube of examples, as in Gaussian processes, that is enough up to r = 20. A client
+    that is run again has twice as long each time.
     """
 
     def __init__(self, setup: Setup, given: float = 0.0) -> None:
+        if not 0 <= given < math.inf:
+            raise BadInput(f"a deadline of {given} seconds cannot be kept: give a number from 0 on; 0: the rule")
         self._setup, self._given = setup, given
         self._longest: dict[str, float] = {}
         self._largest: dict[str, int] = {}
 
-    def limit(self, what: str, k: int) -> float:
+    def limit(self, job: Job) -> float:
         """The seconds that this job may take, as far as is known by now."""
         if self._given:
             return self._given
-        if what not in self._longest:
-            return UNKNOWN
-        times = max(1.0, self._examples(what, k) / self._largest[what])
-        return max(FLOOR, MULTIPLE * self._longest[what] * times**2)
+        patience = 2.0 ** len(job.deaths)
+        if job.what not in self._longest:
+            return patience * UNKNOWN
+        times = max(1.0, self._examples(job) / self._largest[job.what])
+        return patience * max(FLOOR, MULTIPLE * self._longest[job.what] * times**2)
 
-    def learn(self, what: str, k: int, seconds: float) -> None:
+    def learn(self, job: Job, seconds: float) -> None:
         """A job was finished in so many seconds."""
-        self._longest[what] = max(seconds, self._longest.get(what, 0.0))
-        self._largest[what] = max(self._examples(what, k), self._largest.get(what, 1))
+        self._longest[job.what] = max(seconds, self._longest.get(job.what, 0.0))
+        self._largest[job.what] = max(self._examples(job), self._largest.get(job.what, 1))
 
-    def _examples(self, what: str, k: int) -> int:
-        _, train, test, calibration, *_ = self._setup.clients[k]
+    def _examples(self, job: Job) -> int:
+        _, train, test, calibration, *_ = self._setup.clients[job.k]
         kept = 0 if calibration is None else len(calibration.y)
-        return len(train.y) + (len(test.y) + kept if what == "evaluate" else 0)
+        return len(train.y) + (len(test.y) + kept if job.what == "evaluate" else 0)
 
 
 def bound(end: Connection, seconds: float) -> None:
@@ -54,6 +61,7 @@ def bound(end: Connection, seconds: float) -> None:
     """
     if sys.platform != "win32":
         with socket.socket(fileno=os.dup(end.fileno())) as other:
+            seconds = min(seconds, 1e8)  # years, as far as a C library counts them anywhere
             span = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6) + 1)
             other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
             other.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)

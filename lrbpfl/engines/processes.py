@@ -48,8 +48,8 @@ class Worker:
     def send(self, job: Job, message: Tree, state: Tree, seconds: float) -> None:
         """Hand over a job; a worker that takes none, dead or stuck for so long, shows when its answer is read."""
         self.job, self.waited = job, 0.0
-        bound(self.pipe.end, seconds)
         try:
+            bound(self.pipe.end, seconds)
             self.pipe.send((job.what, write(message, self.slot), to_arrays(state), job.t, job.k))
         except OSError:
             self.process.kill()
@@ -72,7 +72,7 @@ class Worker:
         """End the process, whatever it is doing; its exit code (negative: the signal that killed it)."""
         self.process.join(timeout=0 if self.process.is_alive() else 10)
         self.process.kill()
-        self.process.join()
+        self.process.join(timeout=10)  # one that waits for a dead disk cannot even be killed
         self.pipe.end.close()
         return self.process.exitcode
 
@@ -214,14 +214,14 @@ class Processes:
                 except Stateless as error:
                     answers[job.place] = (job, str(error))
                 else:
-                    worker.send(job, messages[job.k], state, self._deadlines.limit(job.what, job.k))
+                    worker.send(job, messages[job.k], state, self._deadlines.limit(job))
 
     def _collect(self, queue: Queue, answers: dict[int, tuple[Job, Answer]]) -> None:
         """Wait until some worker answers, dies or is late; the job of one that is gone is queued again, or given up."""
         ready = self._wait()
         for i, worker in enumerate(self._workers):
             late = worker.pipe.end not in ready
-            if (job := worker.job) is None or (late and worker.waited < self._deadlines.limit(job.what, job.k)):
+            if (job := worker.job) is None or (late and worker.waited < self._deadlines.limit(job)):
                 continue
             answer = None if late else worker.receive()
             if answer is None:
@@ -234,13 +234,13 @@ class Processes:
             else:
                 self._suspects.discard((job.what, job.k))
                 if not isinstance(answer, str):  # what failed may have taken no time
-                    self._deadlines.learn(job.what, job.k, max(worker.waited, answer.seconds))
+                    self._deadlines.learn(job, max(worker.waited, answer.seconds))
             answers[job.place] = (job, answer or job.verdict or "")
 
     def _wait(self) -> list[Any]:
         """The ends of pipes that have something to say, after a second at most."""
         busy = [(worker, job) for worker in self._workers if (job := worker.job)]
-        left = [self._deadlines.limit(job.what, job.k) - worker.waited for worker, job in busy]
+        left = [self._deadlines.limit(job) - worker.waited for worker, job in busy]
         began = time.monotonic()
         ready = wait([worker.pipe.end for worker, _ in busy], timeout=max(0.0, min([TICK, *left])))
         passed = min(time.monotonic() - began, 2 * TICK)  # not what passed while this process, too, was stopped

@@ -139,5 +139,5 @@ class EngineSection(Section):
     checkpoint_every: Count = 1  # rounds between moments that a cut run can go on from
     start: Start = "auto"  # of worker processes; auto: fork on Linux where clients run on the CPU, or spawn
     # Seconds that a worker may take over a client before it is ended and the client run again; 0: 20 times the longest
-    # that another took, at least a minute, and half an hour before any was done.
+    # that another took, at least a minute, and an hour before any was done; twice as long each time it is run again.
     deadline: Annotated[float, Field(ge=0)] = 0.0

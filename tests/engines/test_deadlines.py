@@ -1,6 +1,7 @@
 """Workers that hang are ended, honest ones are not; who is given up was tried alone."""
 
 import itertools
+import math
 import os
 import signal
 import time
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from lrbpfl.engines import deadlines
 from lrbpfl.engines.deadlines import Deadlines
 from lrbpfl.engines.jobs import Job, Queue
 from lrbpfl.engines.loop import federate
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
+from lrbpfl.errors import BadInput
 from tests.engines.fakes import Hoarder, Scripted, calls, line, same_rounds
 
 
@@ -116,15 +119,39 @@ def test_tries_are_bounded() -> None:
 
 def test_by_default_a_job_has_a_multiple_of_what_the_longest_took() -> None:
     setup = line(Scripted(), clients=9)  # client k has 4 + k examples, and 3 for testing
-    deadlines = Deadlines(setup)
-    assert deadlines.limit("update", 0) == 1800, "nothing is known"
-    deadlines.learn("update", 0, 0.1)
-    assert deadlines.limit("update", 0) == 60
-    deadlines.learn("update", 0, 30)
-    deadlines.learn("update", 0, 2)
-    assert deadlines.limit("update", 0) == 600
-    assert deadlines.limit("update", 4) == 2400, "twice the examples, four times as long"
-    assert deadlines.limit("evaluate", 0) == 1800, "another kind of job"
-    deadlines.learn("update", 4, 31)
-    assert deadlines.limit("update", 0) == deadlines.limit("update", 4) == 620
-    assert Deadlines(setup, 7).limit("update", 0) == 7
+    small, big = Job(0, "update", k=0, t=0), Job(1, "update", k=4, t=0)
+    rule = Deadlines(setup)
+    assert rule.limit(small) == 3600, "nothing is known"
+    rule.learn(small, 0.1)
+    assert rule.limit(small) == 60
+    assert [rule.limit(dead(small, n)) for n in (1, 2, 3)] == [120, 240, 480]
+    rule.learn(small, 30)
+    rule.learn(small, 2)
+    assert rule.limit(small) == 600
+    assert rule.limit(big) == 2400, "twice the examples, four times as long"
+    assert rule.limit(small._replace(what="evaluate")) == 3600, "another kind of job"
+    rule.learn(big, 31)
+    assert rule.limit(small) == rule.limit(big) == 620
+    assert Deadlines(setup, 7).limit(dead(small, 3)) == 7
+
+
+def test_the_first_limit_shrinks_once_others_have_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One of two workers hangs from the start: what the other one learns is enough to notice."""
+    monkeypatch.setattr(deadlines, "FLOOR", 1.0)
+    setup = line(Scripted(update="stop once", culprits=(0,), marker=str(tmp_path / "marker")))
+    with closing(Processes(setup, 2)) as engine:
+        (only,) = federate(engine, rounds=1, cohort=4)
+    assert late(only.retried[0]) and not only.failures
+
+
+def test_what_a_client_raised_at_once_says_nothing_about_the_time_it_takes() -> None:
+    with closing(Processes(line(Scripted(update="raise", culprits=(0, 1))), 1)) as engine:
+        replies = engine.update({k: {"w": torch.zeros(3)} for k in (0, 1)}, 0)
+        assert all(reply.failure for reply in replies)
+        assert engine._deadlines.limit(Job(0, "update", k=2, t=0)) == 3600
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.inf, math.nan])
+def test_a_deadline_that_cannot_be_kept_is_refused(seconds: float) -> None:
+    with pytest.raises(BadInput, match="a deadline of"):
+        Processes(line(Scripted()), 1, deadline=seconds)
