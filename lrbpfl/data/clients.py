@@ -49,7 +49,7 @@ def assemble(
     parts = sorted(parts, key=lambda part: natural_key(part.name))
     _check_sizes(parts)
     inputs = [_inputs(part, integers, feature_names) for part in parts]
-    form = form_of(parts[0], inputs[0])
+    form = Form(parts[0].name, inputs[0].shape[1:], inputs[0].dtype)
     for part, x in zip(parts, inputs, strict=True):
         _check_alike(part, x, form)
     labels = {part.name: part.y for part in parts}
@@ -85,10 +85,10 @@ def assemble_one(part: Part, known: Known) -> Dataset:
     """The dataset of one client of many, checked as `assemble` checks them all."""
     _check_sizes([part])
     x = np.require(_inputs(part, known.integers, None), requirements=["C", "A", "W"])  # as torch wants it
-    _check_alike(part, x, known.form or form_of(part, x))
+    _check_alike(part, x, known.form or Form(part.name, x.shape[1:], x.dtype))
     if known.class_names is not None:
         _check_numbers([part], len(known.class_names))
-    check_known(part, known.classes)
+    check_known(part.name, part.y, known.classes)
     dataset = Dataset(
         name=known.name,
         x=torch.from_numpy(x),
@@ -103,12 +103,12 @@ def assemble_one(part: Part, known: Known) -> Dataset:
     return dataset
 
 
-def check_known(part: Part, classes: tuple[Label, ...]) -> None:
-    """Refuse a label that is none of the classes."""
-    if wrong := [value for value in np.unique(part.y).tolist() if value not in classes]:
-        row = int((part.y == wrong[0]).argmax())
+def check_known(name: str, y: npt.NDArray[Any], classes: tuple[Label, ...]) -> None:
+    """Refuse a label of a client's that is none of the classes."""
+    if wrong := [value for value in np.unique(y).tolist() if value not in classes]:
+        row = int((y == wrong[0]).argmax())
         some = ", ".join(map(repr, classes[:SHOWN])) + (", ..." if len(classes) > SHOWN else "")
-        raise BadInput(f"row {row} of client {part.name!r} has the label {wrong[0]!r}, and the classes are {some}")
+        raise BadInput(f"row {row} of client {name!r} has the label {wrong[0]!r}, and the classes are {some}")
 
 
 def _names(classes: tuple[Label, ...]) -> tuple[str, ...] | None:
@@ -156,11 +156,6 @@ def feature_name(place: Sequence[int], names: tuple[str, ...] | None) -> str:
     if names is not None and len(place) == 1:
         return f"column {names[place[0]]!r}"
     return f"feature {place[0] if len(place) == 1 else tuple(place)}"
-
-
-def form_of(part: Part, x: npt.NDArray[Any]) -> Form:
-    """The form of a client's inputs."""
-    return Form(part.name, x.shape[1:], x.dtype)
 
 
 def _check_alike(part: Part, x: npt.NDArray[Any], form: Form) -> None:

@@ -14,11 +14,13 @@ from lrbpfl.data import table_files
 from lrbpfl.data.arrays import from_dataset
 from lrbpfl.data.census import Census, take_census
 from lrbpfl.data.class_names import read_class_names
-from lrbpfl.data.clients import Part
+from lrbpfl.data.clients import Form, Integers, Known, Part, assemble_one
+from lrbpfl.data.datasets import Dataset
 from lrbpfl.data.folder import read_client, read_labels
 from lrbpfl.data.images import picture_files
 from lrbpfl.data.labels import Label, as_labels
 from lrbpfl.data.order import natural_order
+from lrbpfl.data.sources import part_of
 from lrbpfl.errors import BadInput
 
 # A folder of more .npz files than this, or of more bytes, is not read at once.
@@ -68,6 +70,16 @@ class LazyClients:
             self.classes = self.census.classes
         return self.classes
 
+    def opened(self, integers: Integers = "numbers") -> tuple[Known, Dataset]:
+        """What all clients have in common, and the first of them."""
+        known = Known(self.name, self.known_classes(), self.class_names, integers)
+        first = self.dataset(0, known)
+        return known._replace(form=Form(self.names[0], tuple(first.x.shape[1:]), first.x.numpy().dtype)), first
+
+    def dataset(self, k: int, known: Known) -> Dataset:
+        """Client k's examples, checked."""
+        return dataset_of(self.names[k], self.get(self.names[k]), known)
+
     def get(self, name: str) -> Any:
         """What `load` gives; whatever goes wrong is told with the client's name."""
         try:
@@ -76,6 +88,11 @@ class LazyClients:
             raise
         except Exception as error:  # of somebody else's code
             raise BadInput(f"client {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def dataset_of(name: str, own: Any, known: Known) -> Dataset:
+    """What a client's `load` gave, checked."""
+    return assemble_one(own if isinstance(own, Part) else part_of(name, own), known)
 
 
 def labels_in(name: str, own: Any) -> npt.NDArray[Any]:
@@ -126,10 +143,12 @@ def lazy_folder(path: Path) -> LazyClients | None:
     All labels are looked at, and what is wrong with them is refused; inputs are looked at when a client is loaded.
     None if the folder is small, or holds anything else that could be clients.
     """
-    if not path.is_dir():
+    try:
+        entries = [entry for entry in os.scandir(path.expanduser()) if not entry.name.startswith(".")]
+        files = {entry.name: entry.stat() for entry in entries if _suffix(entry.name) == ".npz" and entry.is_file()}
+    except (OSError, RuntimeError, ValueError):  # no folder, or none that can be read: others say so
         return None
-    entries = [entry for entry in os.scandir(path) if not entry.name.startswith(".")]
-    files = {entry.name: entry.stat() for entry in entries if _suffix(entry.name) == ".npz" and entry.is_file()}
+    path = path.expanduser()
     if len(files) <= MANY_FILES and sum(found.st_size for found in files.values()) <= MANY_BYTES:
         return None
     if not files or _others(path, entries):
