@@ -105,10 +105,11 @@ def assemble_one(part: Part, known: Known) -> Dataset:
 
 def check_known(name: str, y: npt.NDArray[Any], classes: tuple[Label, ...]) -> None:
     """Refuse a label of a client's that is none of the classes."""
-    if wrong := [value for value in np.unique(y).tolist() if value not in classes]:
-        row = int((y == wrong[0]).argmax())
-        some = ", ".join(map(repr, classes[:SHOWN])) + (", ..." if len(classes) > SHOWN else "")
-        raise BadInput(f"row {row} of client {name!r} has the label {wrong[0]!r}, and the classes are {some}")
+    if set(np.unique(y).tolist()) <= set(classes):
+        return
+    row, value = next((row, value) for row, value in enumerate(y.tolist()) if value not in classes)
+    some = ", ".join(map(repr, classes[:SHOWN])) + (", ..." if len(classes) > SHOWN else "")
+    raise BadInput(f"row {row} of client {name!r} has the label {value!r}, and the classes are {some}")
 
 
 def _names(classes: tuple[Label, ...]) -> tuple[str, ...] | None:
