@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lrbpfl.algorithms.protocol import Task as Task
     from lrbpfl.core.descent import Data as Data
     from lrbpfl.core.norms import without_batchnorm as without_batchnorm
+    from lrbpfl.data.lazy import LazyClients as LazyClients
     from lrbpfl.data.sources import read_clients as read_clients
     from lrbpfl.engines.loop import federate as federate
     from lrbpfl.engines.processes import Processes as Processes
@@ -46,6 +47,7 @@ _NAMES = {
     "lrbpfl.personal.model": ("PersonalModel", "Prediction", "load"),
     "lrbpfl.personal.onboarding": ("onboard",),
     "lrbpfl.data.sources": ("read_clients",),
+    "lrbpfl.data.lazy": ("LazyClients",),
     "lrbpfl.core.norms": ("without_batchnorm",),
     "lrbpfl.errors": ("BadInput",),
     "lrbpfl.algorithms.lr_bpfl": ("LRBPFL",),

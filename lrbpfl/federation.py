@@ -41,8 +41,9 @@ SHOWN = 5  # names in a sentence
 class Federation:
     """Clients that learn together: `fit` trains, `personal` gives a client's own model, `onboard` a newcomer's.
 
-    `clients` is a mapping from names to pairs (x, y), or any other source that `lrbpfl.read_clients` takes. `test` is
-    one too, of the same clients; without it, `hold_out` of each client's examples are kept from training and judge its
+    `clients` is a mapping from names to pairs (x, y), any other source that `lrbpfl.read_clients` takes, or
+    `lrbpfl.LazyClients`, which are loaded when they are needed, as those of large folders are. `test` is one too, of
+    the same clients; without it, `hold_out` of each client's examples are kept from training and judge its
     model. `calibration` of what is left is kept from training for good: what prediction sets are made of. `algorithm`
     is a name ("lr-bpfl", "fedavg-ft", "lr-bpfl:paper") or an object (`LRBPFL(max_rank=4)`).
 
@@ -82,6 +83,7 @@ class Federation:
         gathered = gather(
             clients, test, seed=seed, hold_out=hold_out, calibration=calibration, standardise=standardise,
             tokens=tokens, client=client_column, label=label_column,
+            at_once=wishes_of(self.algorithm).public_fraction > 0,
         )  # fmt: skip
         self._model = copy.deepcopy(model).eval()
         task = Task(
@@ -101,6 +103,7 @@ class Federation:
             features=gathered.features,
             precision=precision,
             threads=threads,
+            data=gathered.digest,
         )
         _check(self._setup, tokens)
         self._engine = _engine(workers, threads) | {"device": device, "start": start}
@@ -119,7 +122,7 @@ class Federation:
     @property
     def clients(self) -> tuple[str, ...]:
         """Their names."""
-        return tuple(client.name for client in self._setup.clients)
+        return tuple(self._setup.names)
 
     def fit(
         self,
@@ -280,7 +283,9 @@ def _digest(setup: Setup) -> str:
     start = init_params(setup.task.model, generator(0), "template" if setup.task.pretrained else "kaiming")
     for leaf in start.values():
         found.update(trees.raw(leaf))
-    for client in setup.clients:
+    if setup.data:  # of clients that are not all at hand
+        found.update(setup.data.encode())
+    for client in () if setup.data else setup.clients:
         found.update(client.name.encode())
         for name, leaf in trees.named_leaves(client[1:]):
             found.update(f"{name}{tuple(leaf.shape)}{leaf.dtype}".encode())

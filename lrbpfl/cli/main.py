@@ -153,19 +153,28 @@ def bench(
         bool,
         typer.Option("--serve", help="Instead: how fast models of many clients answer, and their memory."),
     ] = False,
+    scale: Annotated[
+        bool,
+        typer.Option("--scale", help="Instead: time and memory of a round with 100 to 100,000 clients."),
+    ] = False,
     as_json: AsJson = False,
     repeats: Annotated[
         int | None,
         typer.Option(help="Each time is the best of this many, taken in turns; 10, or 3 with --cost.", min=1),
     ] = None,
 ) -> None:
-    """Measure the speed of a mask step and of two workers against one; or what each algorithm, or serving, costs."""
+    """Measure the speed of a mask step and of two workers against one; or what algorithms, serving or clients cost."""
     from lrbpfl.cli import measure
 
-    if service and (cost or repeats):
-        raise BadInput("--serve measures something else, for a fixed time: give it without --cost and --repeats")
+    if service and (cost or repeats or scale):
+        others = "--cost, --scale and --repeats"
+        raise BadInput(f"--serve measures something else, for a fixed time: give it without {others}")
+    if scale and (cost or repeats):
+        raise BadInput("--scale measures something else: give it without --cost and --repeats")
     if service:
         measure.service(as_json=as_json)
+    elif scale:
+        measure.scale(as_json=as_json)
     elif cost:
         measure.cost(repeats or 3, as_json=as_json)
     else:

@@ -1,7 +1,8 @@
-"""The commands that measure: bench, alone or with --cost or --serve, and doctor."""
+"""The commands that measure: bench, alone or with --cost, --serve or --scale, and doctor."""
 
 import json
 import sys
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -11,6 +12,7 @@ from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.data.datasets import default_root
 from lrbpfl.experiments import bench as benchmark
 from lrbpfl.experiments import costs as costing
+from lrbpfl.experiments import scale as scaling
 from lrbpfl.experiments import service as serving
 from lrbpfl.experiments.doctor import examine
 
@@ -78,6 +80,44 @@ def service(*, as_json: bool) -> None:
         shown = {"seconds": f"{1000 * value:.1f} ms", "bytes": f"{value / 1e6:.1f} MB"}.get(unit)
         table.add_row((what if shown else name).replace("_", " "), shown or f"{value:,.2f}")
     Console().print(table)
+
+
+def scale(*, as_json: bool) -> None:
+    """Train with ever more clients, and print a line when a figure is there."""
+    print("measuring; this takes some minutes", file=sys.stderr)
+    rows = []
+    for row in scaling.measure():
+        rows.append(row)
+        print(", ".join(f"{key} {value}" for key, value in list(row.items())[:2]), "done", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"cohort": scaling.COHORT, "workers": scaling.WORKERS, "rows": rows}))
+        return
+    console = Console(highlight=False)
+    sizes = f"{scaling.FEATURES}-{scaling.HIDDEN}-{scaling.CLASSES} network, {scaling.COHORT} clients a round"
+    console.print(f"{sizes}, {scaling.WORKERS} workers; the best of {scaling.ROUNDS - 1} rounds, peaks of memory:")
+    console.print(_scales([row for row in rows if "algorithm" in row]))
+    for row in rows:
+        if "files" in row:
+            told = f"{row['first_round_seconds']:.1f} s to the end of round 1, {row['bytes'] / 1e6:.0f} MB at most"
+            console.print(f"lrbpfl run on a folder of {row['files']:,} .npz files, read {row['read']}: {told}")
+
+
+def _scales(rows: list[dict[str, Any]]) -> Table:
+    """A row for each algorithm and number of clients."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    headings = ("clients", "set-up\ns", "round\ns", "checkpoint\nms", "judged\n1/s", "memory\nMB", "of a worker\nMB")
+    table.add_column("algorithm", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        seconds = [
+            f"{row['setup_seconds']:.2f}",
+            f"{row['round_seconds']:.3f}",
+            f"{1000 * row['checkpoint_seconds']:.0f}",
+        ]
+        sizes = [f"{row[key] / 1e6:.0f}" for key in ("bytes", "worker_bytes")]
+        table.add_row(row["algorithm"], f"{row['clients']:,}", *seconds, f"{row['judged_per_second']:.1f}", *sizes)
+    return table
 
 
 def _columns(rows: dict[str, dict[str, float]], headings: dict[str, str]) -> Table:

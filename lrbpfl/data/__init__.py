@@ -2,8 +2,9 @@
 
 from lrbpfl.data.corruptions import Corruption, check_images, corrupt, deal_corruptions
 from lrbpfl.data.datasets import DATASETS, Dataset, check, load
+from lrbpfl.data.lazy import LazyClients, lazy_folder
 from lrbpfl.data.partition import PARTITIONS, by_labels, by_size, dirichlet, hold_out, natural
-from lrbpfl.data.remarks import remarks
+from lrbpfl.data.remarks import lazy_remarks, remarks
 from lrbpfl.data.scaling import Scaling
 from lrbpfl.data.shifts import check_inputs, permutations, shift_inputs, shift_labels
 from lrbpfl.data.sources import read_clients
@@ -14,6 +15,7 @@ __all__ = [
     "PARTITIONS",
     "Corruption",
     "Dataset",
+    "LazyClients",
     "Scaling",
     "Split",
     "by_labels",
@@ -25,6 +27,8 @@ __all__ = [
     "deal_corruptions",
     "dirichlet",
     "hold_out",
+    "lazy_folder",
+    "lazy_remarks",
     "load",
     "natural",
     "permutations",

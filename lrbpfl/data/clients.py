@@ -13,6 +13,7 @@ from lrbpfl.data.order import natural_key
 from lrbpfl.errors import BadInput
 
 Integers = Literal["numbers", "tokens"]
+SHOWN = 5  # classes in a sentence
 
 
 class Part(NamedTuple):
@@ -21,6 +22,14 @@ class Part(NamedTuple):
     name: str
     x: npt.NDArray[Any]  # (n, *input), numbers of any type
     y: npt.NDArray[Any]  # (n,) integers or text
+
+
+class Form(NamedTuple):
+    """What the inputs of all clients look like: the first one's."""
+
+    client: str
+    shape: tuple[int, ...]
+    dtype: Any
 
 
 def assemble(
@@ -40,7 +49,9 @@ def assemble(
     parts = sorted(parts, key=lambda part: natural_key(part.name))
     _check_sizes(parts)
     inputs = [_inputs(part, integers, feature_names) for part in parts]
-    _check_alike(parts, inputs)
+    form = Form(parts[0].name, inputs[0].shape[1:], inputs[0].dtype)
+    for part, x in zip(parts, inputs, strict=True):
+        _check_alike(part, x, form)
     labels = {part.name: part.y for part in parts}
     classes: tuple[Label, ...] = classes_of(labels) if class_names is None else tuple(range(len(class_names)))
     if class_names is not None:
@@ -58,6 +69,47 @@ def assemble(
     )
     check(dataset)
     return dataset
+
+
+class Known(NamedTuple):
+    """What is known of all clients before any is loaded, but for the form, which the first one has."""
+
+    name: str  # of the dataset
+    classes: tuple[Label, ...]
+    class_names: tuple[str, ...] | None = None  # with them, labels are places among these
+    integers: Integers = "numbers"
+    form: Form | None = None
+
+
+def assemble_one(part: Part, known: Known) -> Dataset:
+    """The dataset of one client of many, checked as `assemble` checks them all."""
+    _check_sizes([part])
+    x = np.require(_inputs(part, known.integers, None), requirements=["C", "A", "W"])  # as torch wants it
+    _check_alike(part, x, known.form or Form(part.name, x.shape[1:], x.dtype))
+    if known.class_names is not None:
+        _check_numbers([part], len(known.class_names))
+    check_known(part.name, part.y, known.classes)
+    dataset = Dataset(
+        name=known.name,
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(numbers_of([part.y], known.classes)),
+        num_classes=len(known.classes),
+        owner=np.zeros(len(x), np.int64),
+        client_names=(part.name,),
+        class_names=known.class_names or _names(known.classes),
+        classes=known.classes,
+    )
+    check(dataset)
+    return dataset
+
+
+def check_known(name: str, y: npt.NDArray[Any], classes: tuple[Label, ...]) -> None:
+    """Refuse a label of a client's that is none of the classes."""
+    if set(np.unique(y).tolist()) <= set(classes):
+        return
+    row, value = next((row, value) for row, value in enumerate(y.tolist()) if value not in classes)
+    some = ", ".join(map(repr, classes[:SHOWN])) + (", ..." if len(classes) > SHOWN else "")
+    raise BadInput(f"row {row} of client {name!r} has the label {value!r}, and the classes are {some}")
 
 
 def _names(classes: tuple[Label, ...]) -> tuple[str, ...] | None:
@@ -86,11 +138,11 @@ def _inputs(part: Part, integers: Integers, names: tuple[str, ...] | None) -> np
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         return x
     if kind in "iu" and integers == "tokens":
-        return x.astype(np.int64)
+        return x.astype(np.int64, copy=False)
     if kind not in "biuf":
         raise BadInput(f"client {part.name!r} has inputs of type {x.dtype}, and inputs must be numbers")
     with np.errstate(over="ignore"):  # what does not fit becomes infinity, and is refused by name
-        small = x.astype(np.float32)
+        small = x.astype(np.float32, copy=False)
     if not np.isfinite(small).all():
         row, *place = np.argwhere(~np.isfinite(small))[0].tolist()
         cell, where = x[(row, *place)].item(), f"row {row} of client {part.name!r}, {feature_name(place, names)}"
@@ -107,14 +159,12 @@ def feature_name(place: Sequence[int], names: tuple[str, ...] | None) -> str:
     return f"feature {place[0] if len(place) == 1 else tuple(place)}"
 
 
-def _check_alike(parts: Sequence[Part], inputs: Sequence[npt.NDArray[Any]]) -> None:
-    """Refuse clients whose inputs differ in shape or kind from the first one's."""
-    first = inputs[0]
-    for part, x in zip(parts, inputs, strict=True):
-        if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
-            found, expected = f"{x.shape[1:]} {x.dtype}", f"{first.shape[1:]} {first.dtype}"
-            what = f"client {part.name!r} has inputs {found} where client {parts[0].name!r} has {expected}"
-            raise BadInput(f"{what}: all must be alike")
+def _check_alike(part: Part, x: npt.NDArray[Any], form: Form) -> None:
+    """Refuse inputs that differ in shape or kind from the first client's."""
+    if (x.shape[1:], x.dtype) != form[1:]:
+        found, expected = f"{x.shape[1:]} {x.dtype}", f"{form.shape} {form.dtype}"
+        what = f"client {part.name!r} has inputs {found} where client {form.client!r} has {expected}"
+        raise BadInput(f"{what}: all must be alike")
 
 
 def _check_numbers(parts: Sequence[Part], num_classes: int) -> None:

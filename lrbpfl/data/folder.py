@@ -4,7 +4,11 @@ A ``classes.txt`` beside them may name the classes, in the order of the labels 0
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 from lrbpfl.data import npz
 from lrbpfl.data.arrays import as_array
@@ -12,6 +16,7 @@ from lrbpfl.data.class_names import read_class_names
 from lrbpfl.data.clients import Integers, Part, assemble
 from lrbpfl.data.datasets import Dataset
 from lrbpfl.data.labels import as_labels
+from lrbpfl.data.mapped import map_arrays
 from lrbpfl.data.order import natural_key
 from lrbpfl.errors import BadInput
 
@@ -43,7 +48,7 @@ def load_folder(path: Path, *, integers: Integers = "numbers") -> Dataset:
     if not files:
         raise BadInput(f"{path} holds no client-name.npz: put one file for each client there, with arrays x and y")
     npz.check_memory((claim for file in files for claim in npz.claims(file, WANTED).values()), str(path))
-    parts = [_read(file) for file in files]
+    parts = [_part(file, npz.arrays(file, WANTED)) for file in files]
     names = read_class_names(path / "classes.txt", _num_classes(parts))
     return assemble(path.resolve().name, parts, integers=integers, class_names=names)
 
@@ -53,19 +58,39 @@ def _num_classes(parts: list[Part]) -> int:
     return max((int(part.y.max()) + 1 for part in parts if part.y.dtype.kind != "U"), default=1)
 
 
-def _read(file: Path) -> Part:
-    """One client's x (n, *input) and y (n,)."""
-    content = npz.arrays(file, WANTED)
+def read_client(file: Path) -> Part:
+    """One client's x (n, *input) and y (n,), for the moment that it takes to copy what is needed of them."""
+    return _part(file, map_arrays(file, WANTED))
+
+
+def read_labels(file: Path) -> npt.NDArray[Any]:
+    """One client's y (n,); its x is not looked at."""
+    content = map_arrays(file, ("y",))
+    if "y" not in content:
+        raise _missing(file, {"y"})
+    if content["y"].ndim != 1:
+        raise BadInput(f"{file} holds y of shape {content['y'].shape}, and needs (n,)")
+    return _labels(file, content["y"])
+
+
+def _part(file: Path, content: Mapping[str, npt.NDArray[Any]]) -> Part:
     if len(content) < 2:
-        missing = " and ".join(sorted({"x", "y"} - set(content)))
-        raise BadInput(f"{file} has no array {missing}: every client's file needs x and y")
+        raise _missing(file, {"x", "y"} - content.keys())
     x, y = content["x"], content["y"]
     if x.ndim < 2 or y.ndim != 1 or len(x) != len(y):
         raise BadInput(f"{file} holds x of shape {x.shape} and y of shape {y.shape}, and needs (n, *input) and (n,)")
     if not x.size:
         raise BadInput(f"{file} holds x of shape {x.shape}, which is empty: every client needs examples")
+    return Part(file.stem, as_array(x, str(file)), _labels(file, y))
+
+
+def _missing(file: Path, names: set[str]) -> BadInput:
+    return BadInput(f"{file} has no array {' and '.join(sorted(names))}: every client's file needs x and y")
+
+
+def _labels(file: Path, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
     labels = as_labels(y, str(file))
-    if labels.dtype.kind != "U" and labels.min() < 0:
+    if labels.dtype.kind != "U" and len(labels) and labels.min() < 0:
         row = int(labels.argmin())
         raise BadInput(f"example {row} of client {file.stem!r} has the label {labels[row]}, and labels go from 0")
-    return Part(file.stem, as_array(x, str(file)), labels)
+    return labels

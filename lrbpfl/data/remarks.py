@@ -8,8 +8,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lrbpfl.data.census import Census
 from lrbpfl.data.clients import feature_name
 from lrbpfl.data.datasets import Dataset
+from lrbpfl.data.labels import Label
 from lrbpfl.data.scaling import sums
 
 LARGE, SMALL = 10.0, 0.01  # means and spreads of features that networks cope with lie between
@@ -25,49 +27,75 @@ def remarks(dataset: Dataset, *, train: npt.NDArray[np.int64] | None = None, sta
 
     ``train`` says which examples are trained on, all if None; features that are standardised anyway are not looked at.
     """
-    x = dataset.x if train is None else dataset.x[torch.from_numpy(train)]
-    found = [*_labels(dataset), *_shapes(dataset.x)]
+    found = [*_labels(dataset, len(dataset.y)), *_shapes(dataset.x)]
     if dataset.owner is not None:
-        found += _clients(dataset)
+        found += _clients(_census(dataset), dataset.num_classes)
+    return [*found, *_features(dataset, train, standardise)]
+
+
+def lazy_remarks(
+    first: Dataset, census: Census | None, *, train: npt.NDArray[np.int64] | None = None, standardise: str = "no"
+) -> list[str]:
+    """The same of clients that are not all at hand: about labels by a census, about features by the first client."""
+    found: list[str] = []
+    if census is not None:
+        named = dict(zip(first.classes or (), first.class_names or (), strict=False))
+        owners: dict[Label, int] = {named.get(label, str(label)): number for label, number in census.owners.items()}
+        found += _labels(first, int(census.sizes.sum()))
+        found += _clients(census._replace(owners=owners), first.num_classes)
+    assert first.client_names is not None
+    told = [*_shapes(first.x), *_features(first, train, standardise)]
+    return [*found, *(f"client {first.client_names[0]!r}, which stands for all here: {one}" for one in told)]
+
+
+def _features(dataset: Dataset, train: npt.NDArray[np.int64] | None, standardise: str) -> Iterator[str]:
+    """About features, where they are numbers."""
+    x = dataset.x if train is None else dataset.x[torch.from_numpy(train)]
     if x.is_floating_point() and len(x):
-        found += _digits(x, dataset.feature_names)
-        found += _scales(x, dataset.feature_names) if standardise == "no" else ()
-    return found
+        yield from _digits(x, dataset.feature_names)
+        yield from _scales(x, dataset.feature_names) if standardise == "no" else ()
 
 
-def _clients(dataset: Dataset) -> Iterator[str]:
-    """About who has what."""
+def _census(dataset: Dataset) -> Census:
+    """Who has how much of what, classes by their names."""
     assert dataset.owner is not None
     owner, y = dataset.owner, dataset.y.numpy()
     names = dataset.client_names or tuple(map(str, range(int(owner.max()) + 1)))
     counts = np.zeros((len(names), dataset.num_classes), np.int64)
     np.add.at(counts, (owner, y), 1)
-    single = [names[k] for k in np.flatnonzero((counts > 0).sum(1) == 1)]
-    if single and dataset.num_classes > 1:
+    called = dataset.class_names or map(str, range(dataset.num_classes))
+    owners: dict[Label, int] = dict(zip(called, (counts > 0).sum(0).tolist(), strict=True))
+    return Census(names, sizes=counts.sum(1), kinds=(counts > 0).sum(1), owners=owners)
+
+
+def _clients(census: Census, num_classes: int) -> Iterator[str]:
+    """About who has what."""
+    names = census.names
+    single = [names[k] for k in np.flatnonzero(census.kinds == 1).tolist()]
+    if single and num_classes > 1:
         yield f"{_listed(single, 'client')} examples of a single class only: nothing can be told apart there"
-    small = [names[k] for k in np.flatnonzero(counts.sum(1) < FEW)]
+    small = [names[k] for k in np.flatnonzero(census.sizes < FEW).tolist()]
     if small:
         yield f"{_listed(small, 'client')} fewer than {FEW} examples: scores of so few say little"
-    lonely = np.flatnonzero((counts > 0).sum(0) == 1)
-    if len(lonely) and len(names) > 1:
-        called = [dataset.class_names[c] if dataset.class_names else str(c) for c in lonely]
-        yield f"{_listed(called, 'class', 'classes')} examples at one client only: no other can learn it from its own"
+    lonely = [str(label) for label, number in census.owners.items() if number == 1]
+    if lonely and len(names) > 1:
+        yield f"{_listed(lonely, 'class', 'classes')} examples at one client only: no other can learn it from its own"
     folded = {" ".join(name.casefold().split()): name for name in names}
     if len(folded) < len(names):
         pair = next((folded[" ".join(n.casefold().split())], n) for n in names if n not in folded.values())
         yield f"the clients {pair[0]!r} and {pair[1]!r} differ in spaces or capitals only: they count as two"
 
 
-def _labels(dataset: Dataset) -> Iterator[str]:
-    """About labels that may be no classes."""
+def _labels(dataset: Dataset, examples: int) -> Iterator[str]:
+    """About labels that may be no classes, of so many examples."""
     classes = dataset.classes or ()
     if dataset.num_classes == 1:
         yield "all examples are of one class: there is nothing to tell apart"
     below = [value for value in classes if isinstance(value, int) and value < 0]
     if below and len(classes) > 2:
         yield f"the label {below[0]} is a class like any other: leave those rows out if it stands for a missing label"
-    if dataset.num_classes > 20 and 2 * dataset.num_classes > len(dataset.y):
-        found = f"{len(dataset.y)} examples have {dataset.num_classes} different labels"
+    if dataset.num_classes > 20 and 2 * dataset.num_classes > examples:
+        found = f"{examples} examples have {dataset.num_classes} different labels"
         yield f"{found}: they may be identifiers or amounts, and no classes"
 
 

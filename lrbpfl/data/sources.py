@@ -66,7 +66,7 @@ def _from_mapping(source: Mapping[Any, Any], client: str | None, label: str | No
         raise BadInput(f"client {framed[0]!r} has a table, and client {other!r} has none: all must be alike")
     if client or label:
         raise BadInput(f"{client or label!r} names a column, and these clients have no tables")
-    return assemble("clients", [_part(name, own) for name, own in names.items()], integers=integers)
+    return assemble("clients", [part_of(name, own) for name, own in names.items()], integers=integers)
 
 
 def _names(source: Mapping[Any, Any]) -> dict[str, Any]:
@@ -80,7 +80,8 @@ def _names(source: Mapping[Any, Any]) -> dict[str, Any]:
     return found
 
 
-def _part(name: str, own: Any) -> Part:
+def part_of(name: str, own: Any) -> Part:
+    """One client's pair (x, y), or dataset of such pairs."""
     if isinstance(own, tuple | list) and len(own) == 2:
         return arrays.from_pair(name, *own)
     other = isinstance(own, str | bytes | tuple | list | Mapping) or hasattr(own, "shape")

@@ -30,9 +30,9 @@ class Reply(NamedTuple):
     deaths: tuple[str, ...] = ()  # what went wrong before it went well
 
     @classmethod
-    def of(cls, k: int, num_examples: int, trained: Trained, deaths: tuple[str, ...] = ()) -> "Reply":
+    def of(cls, k: int, trained: Trained, deaths: tuple[str, ...] = ()) -> "Reply":
         """The reply of a client whose update went well, at last."""
-        update = Update(client_id=k, num_examples=num_examples, upload=trained.upload)
+        update = Update(client_id=k, num_examples=trained.examples, upload=trained.upload)
         return cls(client_id=k, update=update, info=trained.info, seconds=trained.seconds, deaths=deaths)
 
     @classmethod
@@ -266,10 +266,9 @@ class _Ledger:
 
         One client alone, where there are more, proves nothing.
         """
-        clients = self.engine.setup.clients
         if len(self.raised) == len(self.messages) >= min(2, len(self.engine.setup.training)):
             k = self.raised[0]
             raise BadInput(
                 f"every client of round {self.t} failed ({len(self.raised)} of {len(self.messages)}), "
-                f"the first, {clients[k].name!r}, with {self.failures[k]}"
+                f"the first, {self.engine.setup.names[k]!r}, with {self.failures[k]}"
             )

@@ -62,7 +62,7 @@ class Worker:
             return None
         self.job = None
         if isinstance(answer, Evaluated):
-            return answer._replace(personal=to_tensors(answer.personal))
+            return answer._replace(personal=to_tensors(answer.personal), scaling=to_tensors(answer.scaling))
         if isinstance(answer, Trained):  # the slot is needed for the next job: copy the upload out of it
             upload = trees.tree_map(torch.clone, to_tensors(read(answer.upload, self.slot)))
             return answer._replace(upload=upload, state=to_tensors(answer.state))
@@ -114,7 +114,8 @@ def _answer(setup: Setup, what: str, message: Tree, state: Tree, t: int, k: int,
     def do() -> Answer:
         if what == "evaluate":
             evaluated = evaluate_client(setup, message, state, t, k)
-            return evaluated._replace(personal=to_arrays(evaluated.personal))
+            scaling = to_arrays(evaluated.scaling)
+            return evaluated._replace(personal=to_arrays(evaluated.personal), scaling=scaling)
         trained = update_client(setup, message, state, t, k)
         fits = room(trained.upload) <= len(slot)
         upload = write(trained.upload, slot) if fits else to_arrays(trained.upload)
@@ -159,7 +160,7 @@ class Processes:
         for job, answer in self._map("update", messages, t):
             if isinstance(answer, Trained):
                 self.states.stage(job.k, t + 1, answer.state)
-                yield Reply.of(job.k, len(self.setup.clients[job.k].train.y), answer, job.deaths)
+                yield Reply.of(job.k, answer, job.deaths)
             else:
                 yield Reply.failed(job.k, str(answer), job.deaths)
 

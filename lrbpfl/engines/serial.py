@@ -42,7 +42,7 @@ class Serial:
                 yield Reply.failed(k, trained)
                 continue
             self.states.stage(k, t + 1, trained.state)
-            yield Reply.of(k, len(self.setup.clients[k].train.y), trained)
+            yield Reply.of(k, trained)
 
     def accept(self, k: int) -> None:
         """The server took client k's upload: keep the state that came with it."""

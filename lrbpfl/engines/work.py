@@ -1,8 +1,8 @@
 """The unit of work that every engine runs: one client's update, one client's evaluation."""
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -13,16 +13,20 @@ from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, wishes_of
 from lrbpfl.core.checks import check, check_call, check_gradients, check_noise, check_precision
 from lrbpfl.core.descent import Data
-from lrbpfl.core.inputs import Inputs, describe, joined, length, take
+from lrbpfl.core.inputs import Inputs, describe, length
 from lrbpfl.core.inputs import fault as input_fault
 from lrbpfl.core.modes import seeded
 from lrbpfl.core.precision import Precision, computing
 from lrbpfl.engines.conduct import attempt, lent, lent_data, lent_task, numbers, other_dice, taken, unharmed
 from lrbpfl.engines.conduct import own_part as own_part
-from lrbpfl.engines.memory import keep_memory as keep_memory
+from lrbpfl.engines.lazy import is_lazy, names_of
+from lrbpfl.engines.process import keep_memory as keep_memory
+from lrbpfl.engines.process import one_thread as one_thread
+from lrbpfl.engines.process import threads
+from lrbpfl.engines.public import with_public
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics import Predictions, reduce
-from lrbpfl.rng import Address, generator, numpy_generator
+from lrbpfl.rng import Address, generator
 from lrbpfl.states import States
 from lrbpfl.trees import Tree
 
@@ -42,11 +46,14 @@ class Setup(NamedTuple):
 
     Where the task does not say, the algorithm has its wishes: a label prior, or inputs at the server, for which a share
     of each training client's training inputs goes there, without labels (`granted`).
+
+    Clients that are no tuple or list are loaded when they are needed (`Roster`): the first is checked before round 0,
+    the others whenever they are seen. One that cannot be loaded, or is not in order, fails in that round alone.
     """
 
     algorithm: Algorithm
     task: Task
-    clients: tuple[ClientData, ...]
+    clients: Sequence[ClientData]
     seed: int
     device: str = "cpu"
     paces: tuple[float, ...] = ()  # of the task in each round; 1 in rounds beyond them
@@ -60,6 +67,18 @@ class Setup(NamedTuple):
     def training(self) -> range:
         """The ids of the clients that take part in rounds; any after them are new, and judged after the last round."""
         return range(self.task.num_clients or len(self.clients))
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The clients' names; nobody on a roster is loaded for it."""
+        return names_of(self.clients)
+
+    def client(self, k: int) -> ClientData:
+        """Client k, checked if it may just have been loaded."""
+        client = self.clients[k]
+        if is_lazy(self.clients):
+            _check_client(client, self.task.num_classes)
+        return client
 
     def task_of(self, t: int) -> Task:
         """The task at the pace of round t."""
@@ -81,34 +100,16 @@ def granted(setup: Setup) -> Setup:
     if setup.task.label_prior is None:
         setup = setup._replace(task=setup.task._replace(label_prior=wishes.label_prior))
     if setup.task.public is None and wishes.public_fraction:
-        setup = _with_public(setup, wishes.public_fraction)
+        _check_clients(setup)
+        setup = with_public(setup, wishes.public_fraction)
     return setup
-
-
-def _with_public(setup: Setup, fraction: float) -> Setup:
-    """This share of each training client's examples moved to the server, without labels; never a client's last one.
-
-    Where that is none anywhere, each gives one; who has no other keeps it too.
-    """
-    _check_clients(setup)
-    clients, public = list(setup.clients), []
-    sizes = {k: len(clients[k].train.y) for k in setup.training}
-    shares = {k: min(round(fraction * n), n - 1) for k, n in sizes.items()}
-    if not any(shares.values()):
-        shares = dict.fromkeys(shares, 1)
-    for k, gone in shares.items():
-        x, y = clients[k].train
-        order = torch.from_numpy(numpy_generator(setup.seed, "public", k).permutation(len(y)))
-        kept = (order[gone:] if gone < len(y) else order).sort().values
-        public.append(take(x, order[:gone]))
-        clients[k] = clients[k]._replace(train=Data(x=take(x, kept), y=y[kept]))
-    return setup._replace(task=setup.task._replace(public=joined(public)), clients=tuple(clients))
 
 
 def check_setup(setup: Setup) -> None:
     """Refuse what would spoil a run later on, in a sentence that names it: the model, a client's data, the task.
 
-    Which task an algorithm can work on it says itself, when it makes the server's first state.
+    Which task an algorithm can work on it says itself, when it makes the server's first state. Of clients that are
+    loaded when they are needed, the first stands for all.
     """
     check(setup.task.model)
     _check_clients(setup)
@@ -139,7 +140,7 @@ def _try_model(setup: Setup) -> None:
 
 def _all_inputs(setup: Setup) -> Iterator[tuple[str, Inputs]]:
     """All inputs of the setup, with a name for each."""
-    for client in setup.clients:
+    for client in _at_hand(setup):
         for part, data in _parts(client).items():
             yield f"client {client.name!r}, {part} data", data.x
     if setup.task.public is not None and length(setup.task.public):
@@ -155,9 +156,17 @@ def _check_clients(setup: Setup) -> None:
     if len(setup.training) > len(setup.clients):
         said = f"the task says that {len(setup.training)} clients take part"
         raise BadInput(f"{said}, and the setup has {len(setup.clients)}")
-    for client in setup.clients:
-        for part, data in _parts(client).items():
-            _check_data(data, setup.task.num_classes, f"client {client.name!r}: its {part} data")
+    for client in _at_hand(setup):
+        _check_client(client, setup.task.num_classes)
+
+
+def _at_hand(setup: Setup) -> Sequence[ClientData]:
+    return setup.clients[:1] if is_lazy(setup.clients) else setup.clients
+
+
+def _check_client(client: ClientData, classes: int) -> None:
+    for part, data in _parts(client).items():
+        _check_data(data, classes, f"client {client.name!r}: its {part} data")
 
 
 def _check_data(data: Data, classes: int, where: str) -> None:
@@ -180,6 +189,7 @@ class Trained(NamedTuple):
     state: Tree
     info: Info
     seconds: float
+    examples: int  # that it trained on
 
 
 class Evaluated(NamedTuple):
@@ -190,29 +200,32 @@ class Evaluated(NamedTuple):
     shared: dict[str, str]  # the other tensors of the personal model, by their names in the message
     seconds: float
     calibration: Predictions | None = None  # on what was kept from training, if anything was
+    examples: int = 0  # that it trains on
+    scaling: tuple[Tensor, Tensor] | None = None  # of its data
 
 
 def update_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> Trained:
     """Round t at client k; raises whatever the client's code raises, and BadInput where what it returns is unfit."""
     began = time.perf_counter()
-    algorithm, _, clients, seed, *_ = setup
-    sent, had = setup.to_device(message), setup.to_device(state)
-    with _at_client(setup, t, k), _as_asked(setup), lent_data(clients[k].train, setup.device) as data:
+    algorithm, seed = setup.algorithm, setup.seed
+    sent, had, train = setup.to_device(message), setup.to_device(state), setup.client(k).train
+    with _at_client(setup, t, k), _as_asked(setup), lent_data(train, setup.device) as data:
         rng = generator(seed, "update", t, k)
         upload, new, info = algorithm.client_update(lent_task(setup.task_of(t)), sent, had, data, rng)
     upload, new = taken(upload, "its upload"), taken(new, "what it keeps")
     if fault := trees.fault(new, state, infinite=True):
         raise BadInput(f"what it keeps is not what it kept before: {fault}")
-    new = trees.rebuild(state, dict(trees.named_leaves(new)))
-    return Trained(upload=upload, state=new, info=numbers(info), seconds=time.perf_counter() - began)
+    new, seconds = trees.rebuild(state, dict(trees.named_leaves(new))), time.perf_counter() - began
+    return Trained(upload=upload, state=new, info=numbers(info), seconds=seconds, examples=len(train.y))
 
 
 def evaluate_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> Evaluated:
     """Client k's own model after t rounds, on its own test data and on what it kept from training."""
     began = time.perf_counter()
-    algorithm, task, clients, seed, *_ = setup
+    algorithm, task, _, seed, *_ = setup
+    client = setup.client(k)
     task, sent, had = lent_task(task), setup.to_device(message), setup.to_device(state)
-    with _at_client(setup, t, k), _as_asked(setup), lent_data(clients[k].train, setup.device) as train:
+    with _at_client(setup, t, k), _as_asked(setup), lent_data(client.train, setup.device) as train:
         personal = algorithm.personalise(task, sent, had, train, generator(seed, "personalise", t, k))
 
     def predictions(data: Data) -> Predictions:  # the same samples of the model always: what is fitted on some holds
@@ -220,7 +233,7 @@ def evaluate_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) ->
             samples = algorithm.predict(task, personal, x, generator(seed, "predict", t, k))
         return reduce(samples.cpu(), data.y.cpu())
 
-    test, calibration = predictions(clients[k].test), clients[k].calibration
+    test, calibration = predictions(client.test), client.calibration
     kept_from_training = None if calibration is None else predictions(calibration)
     intact = trees.equal(trees.tree_map(Tensor.cpu, sent), trees.tree_map(Tensor.detach, message))
     own, shared = own_part(personal, sent if intact else None)
@@ -230,6 +243,8 @@ def evaluate_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) ->
         shared=shared,
         calibration=kept_from_training,
         seconds=time.perf_counter() - began,
+        examples=len(client.train.y),
+        scaling=client.scaling,
     )
 
 
@@ -279,19 +294,3 @@ def _as_asked(setup: Setup) -> Iterator[None]:
     """Inside, a client learns in the precision and with the threads that the setup names."""
     with threads(setup.threads), computing(setup.precision):
         yield
-
-
-def one_thread() -> AbstractContextManager[None]:
-    """One thread for everything inside: sums come out in one order, and so in the same bits, wherever they run."""
-    return threads(1)
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """So many threads for everything inside; afterwards as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

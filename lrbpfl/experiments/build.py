@@ -2,8 +2,9 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,16 +15,30 @@ from torch import Tensor
 
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data, pace
-from lrbpfl.data import Dataset, Scaling, Split, corrupt, load, remarks, scaling
+from lrbpfl.data import (
+    DATASETS,
+    Dataset,
+    LazyClients,
+    Scaling,
+    Split,
+    corrupt,
+    lazy_folder,
+    lazy_remarks,
+    load,
+    remarks,
+    scaling,
+)
+from lrbpfl.data.clients import Known
 from lrbpfl.data.partition import Indices
 from lrbpfl.engines import registry as engines
+from lrbpfl.engines.lazy import Roster
 from lrbpfl.engines.loop import Engine
 from lrbpfl.engines.options import Options
 from lrbpfl.engines.work import ClientData, Setup, check_setup
 from lrbpfl.errors import BadInput, plain, shown
 from lrbpfl.experiments import promises
 from lrbpfl.experiments.config import OWN, Config
-from lrbpfl.experiments.deal import Group, NewKind, deal_groups, is_natural, settled, shift_group
+from lrbpfl.experiments.deal import Group, NewKind, deal_groups, deal_one, is_natural, settled, shift_group
 from lrbpfl.experiments.provenance import digest
 from lrbpfl.experiments.sections import COHORT, DataSection, FederationSection
 from lrbpfl.models import make
@@ -44,6 +59,8 @@ def build(config: Config, *, progress: bool = False) -> Built:
         raise BadInput(
             "this run's data and model came from Python: go on with Federation(...).fit(directory=...) there"
         )
+    if source := _lazily(config.data):
+        return _build_lazily(config, source)
     dataset = load_data(config.data, progress=progress)
     data = settled(dataset, config.data, config.federation.seed)
     groups = deal_groups(dataset, data, config.federation.seed)
@@ -52,6 +69,38 @@ def build(config: Config, *, progress: bool = False) -> Built:
     config = dataclasses.replace(config, data=data, federation=federation)
     found = data_remarks(dataset, data, groups[0])
     return Built(config=config, setup=_setup(config, dataset, groups, progress), remarks=found)
+
+
+def _lazily(config: DataSection) -> LazyClients | None:
+    """The data, if they are a large folder and nothing asks for everybody's at once; None: they are loaded now."""
+    at_once = (config.partition not in (None, "natural"), config.standardise == "pooled", config.shift != "none")
+    others = (config.corruptions, config.new_clients, config.new_sites, config.public_fraction)
+    named = (config.client_column, config.label_column, config.dataset in DATASETS, not config.dataset)
+    return None if any((*at_once, *others, *named)) else lazy_folder(Path(config.dataset))
+
+
+def _build_lazily(config: Config, source: LazyClients) -> Built:
+    """The same as of clients loaded now, but that all except the first are loaded, dealt and checked when needed."""
+    cohort = cohort_of(config.federation, len(source))
+    config = dataclasses.replace(config, federation=config.federation.model_copy(update={"cohort": cohort}))
+    known, first = source.opened()
+    assert source.census is not None
+    load = partial(_load_client, source, known, config.data, config.federation)
+    clients = Roster(source.names, load, largest=int(source.census.sizes.argmax()))
+    own = deal_one(first, source.names[0], 0, config.data, config.federation.seed)
+    found = lazy_remarks(first, source.census, train=own.train, standardise=config.data.standardise)
+    setup = _checked(config, first, clients, first.x[:0].clone(), len(clients), source.digest)
+    return Built(config=config, setup=setup, remarks=found)
+
+
+def _load_client(
+    source: LazyClients, known: Known, config: DataSection, federation: FederationSection, k: int
+) -> ClientData:
+    dataset, name = source.dataset(k, known), source.names[k]
+    group = Group({name: deal_one(dataset, name, k, config, federation.seed)})
+    dataset, scalings = _standardised(dataset, group, config, None)
+    (client,) = _clients(dataset, group, federation.evaluate_on, scalings)
+    return client
 
 
 def build_setup(config: Config, *, progress: bool = False) -> Setup:
@@ -101,6 +150,14 @@ def _setup(config: Config, dataset: Dataset, groups: list[Group], progress: bool
         clients += _clients(own, group, config.federation.evaluate_on, scalings)
         if group is training:
             public = _public(own, group.splits.values(), config.data)
+    assert public is not None
+    return _checked(config, dataset, tuple(clients), public, len(training.splits), digest(dataset))
+
+
+def _checked(
+    config: Config, dataset: Dataset, clients: Sequence[ClientData], public: Tensor, training: int, data: str
+) -> Setup:
+    """The setup of these clients, of whom so many train; the dataset tells what classes and inputs are like."""
     asked = config.federation
     promises.check_parts(asked.coverage, asked.confidence, config.data.calibration_fraction, clients)
     shape = tuple(dataset.x.shape[1:])
@@ -109,19 +166,19 @@ def _setup(config: Config, dataset: Dataset, groups: list[Group], progress: bool
         num_classes=dataset.num_classes,
         label_prior=config.federation.label_prior or 0.0,
         public=public,
-        num_clients=len(training.splits),
+        num_clients=training,
         class_names=dataset.class_names,
     )
     setup = Setup(
         algorithm=config.algorithm,
         task=task,
-        clients=tuple(clients),
+        clients=clients,
         seed=config.federation.seed,
         device=usable_device(config.engine.device),
         paces=_paces(config.federation),
         classes=_classes(dataset),
         features=dataset.feature_names,
-        data=digest(dataset),
+        data=data,
         precision=config.federation.precision,
         threads=config.federation.threads,
     )

@@ -86,6 +86,12 @@ def deal(dataset: Dataset, config: DataSection, seed: int) -> dict[str, Split]:
     return splits
 
 
+def deal_one(dataset: Dataset, name: str, k: int, config: DataSection, seed: int) -> Split:
+    """The parts of natural client k, whose examples alone the dataset holds: the same as among all others."""
+    everything, stream = np.arange(len(dataset.y)), numpy_generator(seed, "split", k)
+    return _split(dataset, [name], [everything], config, 0.0, [stream])[name]
+
+
 def _spare_one(part: Split) -> Split:
     """The split with one example for the server, where the fraction that it asks for comes to none everywhere.
 

@@ -27,6 +27,7 @@ class Verdict(NamedTuple):
 
     pooled: dict[str, float]  # over the training clients that were judged; empty if nobody was
     pooled_new: dict[NewKind, dict[str, float]]  # over new clients, by their kind
+    examples_train: int = 0  # that these training clients train on
     parameters: int = 0  # numbers in the largest model of a training client, with what it took over from its message
 
 
@@ -54,7 +55,7 @@ class Judge:
         self.run, self.config, self.setup, self.alphas, self.t, self.server = run, config, setup, alphas, t, server
         self.last = t + 1 == config.federation.rounds
         self.groups = {kind: _Group(setup.seed) for kind in (None, *dict.fromkeys(alphas.values()))}
-        self.parameters = 0
+        self.examples_train = self.parameters = 0
         self.lines: list[dict[str, Any]] = []
         self.calibrations: list[Predictions] = []  # of training clients, where they are pooled
         self.waiting = Waiting(run.path / ".judged")
@@ -88,6 +89,7 @@ class Judge:
         return Verdict(
             pooled=pooled.pop(None),
             pooled_new={kind: scores for kind, scores in pooled.items() if kind is not None},
+            examples_train=self.examples_train,
             parameters=self.parameters,
         )
 
@@ -110,6 +112,7 @@ class Judge:
             self._tell({**self._about(k), "metric": metric, "value": value})
         message = dict(trees.named_leaves(self.setup.algorithm.broadcast(self.setup.task, self.server, k)))
         if k in self.setup.training:
+            self.examples_train += result.examples
             self.parameters = max(self.parameters, _size(result, message))
         if self.results:
             self.results.add(k, result, message, told, 1.0 if temperature is None else temperature)

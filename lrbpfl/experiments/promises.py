@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from lrbpfl.engines.lazy import Roster
 from lrbpfl.engines.work import ClientData, Evaluated
 from lrbpfl.errors import BadInput
 from lrbpfl.metrics.conformal import needed, promise, set_scores, too_few
@@ -41,9 +42,16 @@ def check_calibration(coverage: float | None, confidence: float | None, temper: 
 def check_parts(
     coverage: float | None, confidence: float | None, fraction: float | None, clients: Iterable[ClientData]
 ) -> None:
-    """Refuse a promise that no client could be given."""
+    """Refuse a promise that no client could be given; of clients that are loaded when needed, the largest is looked at.
+
+    Where nobody knows who that is, those who keep too few are told when they are judged.
+    """
     if coverage is None:
         return
+    if isinstance(clients, Roster):
+        if clients.largest is None:
+            return
+        clients = [clients[clients.largest]]
     kept = max((len(client.calibration.y) for client in clients if client.calibration), default=0)
     if kept < needed(coverage, confidence):
         sentence = too_few(kept, coverage, confidence)

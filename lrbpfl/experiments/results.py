@@ -46,9 +46,9 @@ class Results:
         self, run: Run, config: Config, setup: Setup, t: int, server: Tree, alphas: Mapping[int, NewKind]
     ) -> None:
         self.run, self.setup, self.t, self.alphas = run, setup, t, alphas
-        self.judged = config.federation.evaluate_on
+        self.judged, self.names = config.federation.evaluate_on, setup.names
         self.predictions = Table(run.path / "predictions.safetensors")
-        _write_names(run.path / "clients.json", (client.name for client in setup.clients))
+        _write_names(run.path / "clients.json", self.names)
         if setup.task.class_names is not None:
             _write_names(run.path / "classes.json", setup.task.class_names)
         name = read_name(config.algorithm_name).name
@@ -64,17 +64,16 @@ class Results:
         temperature: float,
     ) -> None:
         """One client's predictions and model."""
-        client = self.setup.clients[k]
         told = Told(
-            client=client.name,
-            examples=len(client.train.y),
+            client=self.names[k],
+            examples=result.examples,
             address=(self.setup.seed, "predict", self.t, k),
             scores=scores,
             judged=self.judged,
             predictions=result.predictions,
             temperature=temperature,
             calibration=result.calibration,
-            scaling=Scaling(*client.scaling) if client.scaling else None,
+            scaling=Scaling(*result.scaling) if result.scaling else None,
         )
         own = personal_document(self.shared, Parts(result.personal, result.shared), message, told)
         documents.write(self.run.personal_file(k), own)

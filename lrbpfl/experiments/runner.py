@@ -174,8 +174,8 @@ def _summarise(run: Run, config: Config, setup: Setup, last: Round, verdict: Ver
     def chosen(scores: Mapping[str, float]) -> dict[str, Any]:
         return {name: scores[name] for name in SCORES if name in scores}
 
-    trained = sum(len(setup.clients[k].train.y) for k in setup.training)
-    summary: dict[str, Any] = {**chosen(verdict.pooled), "examples_train": trained, **_totals(run.record.read())}
+    totals = _totals(run.record.read())
+    summary: dict[str, Any] = {**chosen(verdict.pooled), "examples_train": verdict.examples_train, **totals}
     summary |= {"parameters": verdict.parameters, "parameters_server": trees.count(last.server)}
     summary |= _privacy(config, setup, config.federation.rounds)
     what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"

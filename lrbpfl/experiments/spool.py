@@ -76,7 +76,9 @@ class Waiting:
         for part in ("predictions", "calibration"):
             fields = {} if getattr(result, part) is None else getattr(result, part)._asdict()
             tensors |= {f"{part}/{name}": torch.from_numpy(column) for name, column in fields.items()}
+        tensors |= {f"scaling/{i}": leaf for i, leaf in enumerate(result.scaling or ())}
         about = {"format": FORMAT, "kind": "evaluation", "shared": result.shared, "seconds": result.seconds}
+        about["examples"] = result.examples
         documents.write(self.folder / str(k), Document(about, tensors), durable=False)
         self._ids.append(k)
 
@@ -97,10 +99,17 @@ class Waiting:
                 for found in (part("predictions/"), part("calibration/"))
             )
             assert predictions is not None
-            about = document.about
-            yield Evaluation(
-                k, Evaluated(predictions, part("personal/"), about["shared"], about["seconds"], calibration)
+            mean, spread = (part("scaling/").get(place) for place in "01")
+            result = Evaluated(
+                predictions=predictions,
+                personal=part("personal/"),
+                shared=document.about["shared"],
+                seconds=document.about["seconds"],
+                calibration=calibration,
+                examples=document.about["examples"],
+                scaling=None if mean is None or spread is None else (mean, spread),
             )
+            yield Evaluation(k, result)
             with writing(self.folder):
                 (self.folder / str(k)).unlink()
         self.drop()

@@ -93,7 +93,8 @@ class Lending(Serial):
         for k, message in messages.items():
             state, train, rng = kept_by(self.setup, self.states, k), clients[k].train, generator(seed, "update", t, k)
             try:
-                trained = Trained(*algorithm.client_update(task, message, state, train, rng), seconds=0.0)
+                left = algorithm.client_update(task, message, state, train, rng)
+                trained = Trained(*left, seconds=0.0, examples=len(train.y))
             except BaseException as error:
                 yield Reply.failed(k, error)
                 continue
@@ -101,7 +102,7 @@ class Lending(Serial):
                 yield Reply.failed(k, "its state is unfit")
                 continue
             self.states.stage(k, t + 1, trained.state)
-            yield Reply.of(k, len(train.y), trained)
+            yield Reply.of(k, trained)
 
 
 class Gapless(Serial):

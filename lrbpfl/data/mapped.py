@@ -1,0 +1,48 @@
+"""Arrays in .npz files, mapped into memory where they lie there as they are, and read where they are compressed."""
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Collection
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lrbpfl.data import npz
+
+_MARK, _LOCAL = b"PK\3\4", struct.Struct("<4s22xHH")  # of a member's own header; the lengths of two fields follow it
+
+
+def map_arrays(file: Path, wanted: Collection[str]) -> dict[str, npt.NDArray[Any]]:
+    """As `npz.arrays`; arrays that are not compressed take no memory of their own, and changes to them stay private."""
+    found = {}
+    try:
+        with file.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+            for name in wanted:
+                mapped = _map(stream, archive.getinfo(f"{name}.npy"))
+                if mapped is not None:
+                    found[name] = mapped
+    except Exception:  # whatever is wrong shows, and is told, when it is read
+        return npz.arrays(file, wanted)
+    left = [name for name in wanted if name not in found]
+    return {**found, **npz.arrays(file, left)} if left else found
+
+
+def _map(stream: IO[bytes], member: zipfile.ZipInfo) -> npt.NDArray[Any] | None:
+    """A member's array, if it lies in the file as it would in memory and its checksum is right."""
+    stream.seek(member.header_offset)
+    mark, *lengths = _LOCAL.unpack(stream.read(_LOCAL.size))
+    start = stream.seek(member.header_offset + _LOCAL.size + sum(lengths))
+    if mark != _MARK or member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
+        return None
+    shape, fortran, dtype = npz.HEADERS[np.lib.format.read_magic(stream)](stream)
+    place, size = stream.tell(), prod(shape) * dtype.itemsize
+    if dtype.hasobject or not size or place - start + size != member.file_size:
+        return None
+    whole = np.memmap(stream, np.uint8, "c", start, (member.file_size,))
+    if zlib.crc32(whole.data) != member.CRC:
+        return None
+    return whole[place - start :].view(dtype).reshape(shape, order="F" if fortran else "C").view(np.ndarray)
