@@ -10,3 +10,4 @@ class Options(NamedTuple):
 
     workers: int = 1
     start: Start = "auto"  # how worker processes come to life
+    address: str = ""  # of a cluster that is there already; with one, 0 workers are as many as the cluster has CPUs

@@ -145,6 +145,9 @@ def _cross_check(config: Config) -> None:
     kind, kinds = config.engine.kind, engines.names()
     if kind not in kinds:
         raise BadInput(f"engine.kind = {kind!r}: no such engine{nearest(kind, kinds)}; known: {', '.join(kinds)}")
+    if config.engine.address and kind in engines.ENGINES:
+        said = f"engine.address = {config.engine.address!r} names a cluster"
+        raise BadInput(f"{said}, and the engine {kind!r} runs on this machine: set engine.kind=ray, or no address")
     if federation.evaluate_on == "validation" and data.validation_fraction == 0:
         raise BadInput("federation.evaluate_on = 'validation' needs data.validation_fraction above 0")
     check_calibration(federation.coverage, federation.confidence, federation.temper, data.calibration_fraction)
