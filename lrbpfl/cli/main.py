@@ -22,6 +22,9 @@ ConfigFile = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Option("--set", "-s", help="section.key=value, on top of the file; repeatable.")
 ]
+EngineName = Annotated[
+    str | None, typer.Option("--engine", help="processes, serial, ray or a package's: short for --set engine.kind=...")
+]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run directory; it must not exist yet.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines instead of a progress bar.")]
 Track = Annotated[str | None, typer.Option(help="tensorboard or mlflow: write the curves there too (extra track).")]
@@ -31,6 +34,10 @@ AnyVersion = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 
+def _with_engine(settings: list[str] | None, engine: str | None) -> list[str]:
+    return [*(settings or []), *([] if engine is None else [f"engine.kind={engine}"])]
+
+
 @app.command("run")
 def run_(
     algorithm: Annotated[
@@ -38,6 +45,7 @@ def run_(
     ] = None,
     config: ConfigFile = None,
     settings: Settings = None,
+    engine: EngineName = None,
     out: Out = None,
     quiet: Quiet = False,
     track: Track = None,
@@ -45,7 +53,7 @@ def run_(
     """Run one algorithm; without arguments, LR-BPFL on the vowels of fifteen speakers."""
     from lrbpfl.cli import runs
 
-    runs.run(algorithm, config, settings or [], out, quiet=quiet, track=track)
+    runs.run(algorithm, config, _with_engine(settings, engine), out, quiet=quiet, track=track)
 
 
 @app.command()
@@ -55,6 +63,7 @@ def compare(
     ] = "lr-bpfl,fedavg,fedavg-ft,local",
     config: ConfigFile = None,
     settings: Settings = None,
+    engine: EngineName = None,
     out: Out = None,
     quiet: Quiet = False,
     track: Track = None,
@@ -68,7 +77,7 @@ def compare(
     from lrbpfl.cli import runs
 
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    runs.compare(names, config, settings or [], out, quiet=quiet, track=track)
+    runs.compare(names, config, _with_engine(settings, engine), out, quiet=quiet, track=track)
 
 
 @app.command()
@@ -117,6 +126,7 @@ def tune(
     seeds: Annotated[int, typer.Option(help="Each row is the mean over this many seeds.", min=1)] = 1,
     config: ConfigFile = None,
     settings: Settings = None,
+    engine: EngineName = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A directory; given again, it goes on.")] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -128,7 +138,9 @@ def tune(
     """
     from lrbpfl.cli import studies
 
-    studies.tune(algorithm, vary or [], config, settings or [], out, grid=grid, seeds=seeds, quiet=quiet)
+    studies.tune(
+        algorithm, vary or [], config, _with_engine(settings, engine), out, grid=grid, seeds=seeds, quiet=quiet
+    )
 
 
 @app.command()

@@ -109,6 +109,8 @@ class Ray:
             yield from flight.answers()
         finally:  # left early: nobody waits for the other answers any more
             flight.cancel()
+            if self._flight is flight:
+                self._flight = None  # and with it what this round put into the store
 
 
 class _Flight:
@@ -161,6 +163,7 @@ class _Flight:
         self._answers[job.place] = (job, answer)
 
     def _reason(self, error: Exception) -> str:
+        error.__traceback__ = None  # through it, a circle would keep what the task was given in the store
         kind = next(kind.__name__ for kind in self._deaths if isinstance(error, kind))
         return f"its worker or its node died ({kind})"
 

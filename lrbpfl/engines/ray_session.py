@@ -15,7 +15,7 @@ from lrbpfl.errors import BadInput
 ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 PATIENCE = 5.0  # seconds until a port counts as silent; Ray itself would wait for minutes
 # Deaths are told in replies, once: Ray would print them in the middle of a progress bar as well.
-TOLD = "A worker died or was killed|marked dead because|Workers \\(tasks / actors\\) killed"
+TOLD = "A worker died or was killed|Raylet is terminated|marked dead because"
 
 _lock = Lock()
 _users = 0  # engines of this process that are open
