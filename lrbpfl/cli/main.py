@@ -160,10 +160,15 @@ def bench(
         bool,
         typer.Option("--serve", help="Instead: how fast models of many clients answer, and their memory."),
     ] = False,
+    engines: Annotated[
+        bool, typer.Option("--engines", help="Instead: the seconds of a round in every engine, Ray if it is installed.")
+    ] = False,
     as_json: AsJson = False,
     repeats: Annotated[
         int | None,
-        typer.Option(help="Each time is the best of this many, taken in turns; 10, or 3 with --cost.", min=1),
+        typer.Option(
+            help="Each time is the best of this many, taken in turns; 10, or 3 with --cost or --engines.", min=1
+        ),
     ] = None,
 ) -> None:
     """Measure the speed of a mask step and of two workers against one; or what each algorithm, or serving, costs."""
@@ -171,8 +176,12 @@ def bench(
 
     if service and (cost or repeats):
         raise BadInput("--serve measures something else, for a fixed time: give it without --cost and --repeats")
+    if engines and (cost or service):
+        raise BadInput("--engines measures something else: give it without --cost and --serve")
     if service:
         measure.service(as_json=as_json)
+    elif engines:
+        measure.engines(repeats or 3, as_json=as_json)
     elif cost:
         measure.cost(repeats or 3, as_json=as_json)
     else:
