@@ -1,6 +1,7 @@
 """What all tests share: one thread, and a toy federation that trains within a second."""
 
 import os
+import secrets
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from lrbpfl.testing.toy import mlp as mlp
 torch.manual_seed(0)  # of the modules that test files build when they are imported
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+# A Ray of a test answers to that test alone, tells nobody, and leaves no token in anybody's home.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,9 @@ ConfigFile = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Option("--set", "-s", help="section.key=value, on top of the file; repeatable.")
 ]
+EngineName = Annotated[
+    str | None, typer.Option("--engine", help="processes, serial, ray or a package's: short for --set engine.kind=...")
+]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run directory; it must not exist yet.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines instead of a progress bar.")]
 Track = Annotated[str | None, typer.Option(help="tensorboard or mlflow: write the curves there too (extra track).")]
@@ -33,6 +36,10 @@ AnyVersion = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 
+def _with_engine(settings: list[str] | None, engine: str | None) -> list[str]:
+    return [*(settings or []), *([] if engine is None else [f"engine.kind={engine}"])]
+
+
 @app.command("run")
 def run_(
     algorithm: Annotated[
@@ -40,6 +47,7 @@ def run_(
     ] = None,
     config: ConfigFile = None,
     settings: Settings = None,
+    engine: EngineName = None,
     out: Out = None,
     quiet: Quiet = False,
     track: Track = None,
@@ -47,7 +55,7 @@ def run_(
     """Run one algorithm; without arguments, LR-BPFL on the vowels of fifteen speakers."""
     from lrbpfl.cli import runs
 
-    runs.run(algorithm, config, settings or [], out, quiet=quiet, track=track)
+    runs.run(algorithm, config, _with_engine(settings, engine), out, quiet=quiet, track=track)
 
 
 @app.command()
@@ -57,6 +65,7 @@ def compare(
     ] = "lr-bpfl,fedavg,fedavg-ft,local",
     config: ConfigFile = None,
     settings: Settings = None,
+    engine: EngineName = None,
     out: Out = None,
     quiet: Quiet = False,
     track: Track = None,
@@ -70,7 +79,7 @@ def compare(
     from lrbpfl.cli import runs
 
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
-    runs.compare(names, config, settings or [], out, quiet=quiet, track=track)
+    runs.compare(names, config, _with_engine(settings, engine), out, quiet=quiet, track=track)
 
 
 @app.command()
@@ -119,6 +128,7 @@ def tune(
     seeds: Annotated[int, typer.Option(help="Each row is the mean over this many seeds.", min=1)] = 1,
     config: ConfigFile = None,
     settings: Settings = None,
+    engine: EngineName = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A directory; given again, it goes on.")] = None,
     quiet: Quiet = False,
     any_version: AnyVersion = False,
@@ -132,7 +142,15 @@ def tune(
     from lrbpfl.cli import studies
 
     studies.tune(
-        algorithm, vary or [], config, settings or [], out, grid=grid, seeds=seeds, quiet=quiet, any_version=any_version
+        algorithm,
+        vary or [],
+        config,
+        _with_engine(settings, engine),
+        out,
+        grid=grid,
+        seeds=seeds,
+        quiet=quiet,
+        any_version=any_version,
     )
 
 
@@ -157,24 +175,30 @@ def bench(
         bool,
         typer.Option("--scale", help="Instead: time and memory of a round with 100 to 100,000 clients."),
     ] = False,
+    engines: Annotated[
+        bool, typer.Option("--engines", help="Instead: the seconds of a round in every engine, Ray if it is installed.")
+    ] = False,
     as_json: AsJson = False,
     repeats: Annotated[
         int | None,
-        typer.Option(help="Each time is the best of this many, taken in turns; 10, or 3 with --cost.", min=1),
+        typer.Option(
+            help="Each time is the best of this many, taken in turns; 10, or 3 with --cost or --engines.", min=1
+        ),
     ] = None,
 ) -> None:
     """Measure the speed of a mask step and of two workers against one; or what algorithms, serving or clients cost."""
     from lrbpfl.cli import measure
 
-    if service and (cost or repeats or scale):
-        others = "--cost, --scale and --repeats"
-        raise BadInput(f"--serve measures something else, for a fixed time: give it without {others}")
-    if scale and (cost or repeats):
-        raise BadInput("--scale measures something else: give it without --cost and --repeats")
+    if sum((cost, service, scale, engines)) > 1:
+        raise BadInput("--cost, --serve, --scale and --engines measure different things: give one of them")
+    if repeats and (service or scale):
+        raise BadInput("--serve and --scale measure for a fixed time: give them without --repeats")
     if service:
         measure.service(as_json=as_json)
     elif scale:
         measure.scale(as_json=as_json)
+    elif engines:
+        measure.engines(repeats or 3, as_json=as_json)
     elif cost:
         measure.cost(repeats or 3, as_json=as_json)
     else:

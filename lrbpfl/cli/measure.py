@@ -1,4 +1,4 @@
-"""The commands that measure: bench, alone or with --cost, --serve or --scale, and doctor."""
+"""The commands that measure: bench, alone or with --cost, --serve, --scale or --engines, and doctor."""
 
 import json
 import sys
@@ -20,13 +20,24 @@ from lrbpfl.experiments.doctor import examine
 def bench(repeats: int, *, as_json: bool) -> None:
     """Measure and print."""
     print("measuring; the ten repeats of the default take about two minutes", file=sys.stderr)
-    figures = benchmark.measure(repeats)
+    title = f"The paper's CNN, batch {benchmark.BATCH}, C = {benchmark.SAMPLES}, rank {benchmark.RANK}"
+    _show(benchmark.measure(repeats), title, as_json=as_json)
+
+
+def engines(repeats: int, *, as_json: bool) -> None:
+    """Time a round in every engine, and print."""
+    print("measuring; the three repeats of the default take about a minute", file=sys.stderr)
+    title = f"A round of {benchmark.CLIENTS} clients x {benchmark.STEPS} steps, two workers where there are workers"
+    _show(benchmark.measure_engines(repeats), title, as_json=as_json)
+
+
+def _show(figures: dict[str, float], title: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(figures))
         return
-    table = Table(title=f"The paper's CNN, batch {benchmark.BATCH}, C = {benchmark.SAMPLES}, rank {benchmark.RANK}")
+    table = Table(title=title)
     table.add_column("what")
-    table.add_column(f"best of {repeats}", justify="right")
+    table.add_column(f"best of {figures['repeats']}", justify="right")
     for name, value in figures.items():
         if name != "repeats":
             shown = f"{1000 * value:.1f} ms" if name.endswith("_seconds") else f"{value:.2f}"

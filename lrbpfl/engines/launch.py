@@ -9,8 +9,8 @@ from multiprocessing.process import BaseProcess
 from threading import Lock
 from typing import Any, Literal, NamedTuple, get_args
 
-# Bytes made here go through a pipe between a parent and its own workers. They are never written to a file or read from
-# one: nothing that comes from outside is ever unpickled.
+# Bytes made here go through a pipe between a parent and its own workers, or through a Ray cluster that the user chose
+# and trusts. We never write them to a file or read them from one: nothing that comes from outside is ever unpickled.
 import cloudpickle
 import torch
 from torch import Tensor
@@ -71,6 +71,17 @@ def _with_data(setup: Setup, clients: Tree, public: Tree) -> Setup:
     return setup._replace(clients=clients, task=setup.task._replace(public=public))
 
 
+def to_bytes(thing: Any) -> bytes:
+    """Anything for a worker that is no fork of this process, or for whom it works; classes of scripts go with it."""
+    packed: bytes = cloudpickle.dumps(thing)
+    return packed
+
+
+def from_bytes(packed: bytes) -> Any:
+    """The inverse of `to_bytes`, of what our own driver or worker made."""
+    return cloudpickle.loads(packed)
+
+
 class Pipe:
     """One end of the pipe between a parent and its worker."""
 
@@ -82,12 +93,12 @@ class Pipe:
         if self.forked:
             self.end.send(thing)
         else:
-            self.end.send_bytes(cloudpickle.dumps(thing))
+            self.end.send_bytes(to_bytes(thing))
 
     def recv(self) -> Any:
         """What the other side sent; EOFError if it has gone."""
         # The other end is the process we started, or that started us, and nobody else.
-        return self.end.recv() if self.forked else cloudpickle.loads(self.end.recv_bytes())
+        return self.end.recv() if self.forked else from_bytes(self.end.recv_bytes())
 
 
 def launch(how: str, serve: Callable[..., None], setup: Setup | Parcel, slot: Tensor) -> tuple[BaseProcess, Pipe]:

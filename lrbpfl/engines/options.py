@@ -11,3 +11,4 @@ class Options(NamedTuple):
     workers: int = 1
     start: Start = "auto"  # how worker processes come to life
     deadline: float = 0.0  # seconds that a worker may take over a client; 0: a multiple of what others took
+    address: str = ""  # of a cluster that is there already; with one, 0 workers are as many as the cluster has CPUs

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,14 @@ from lrbpfl.core.modes import learning
 from lrbpfl.core.network import Params, forward, init_params, maskable
 from lrbpfl.core.objective import free_energy, masked_network, nll
 from lrbpfl.core.precision import computing
+from lrbpfl.engines import registry as engines
 from lrbpfl.engines.loop import Engine
+from lrbpfl.engines.options import Options
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.work import ClientData, Setup, keep_memory, one_thread
 from lrbpfl.models import cnn
 from lrbpfl.rng import generator
+from lrbpfl.states import Memory
 
 BATCH, SAMPLES, RANK = 32, 4, 8  # B, C, r of the paper
 CLIENTS, STEPS = 10, 20  # of the round that workers share
@@ -161,6 +165,23 @@ def _spread(vector: Tensor, h: Tensor) -> Tensor:
 
 def measure_workers(repeats: int) -> dict[str, float]:
     """One round of 10 clients x 20 steps with one worker and with two."""
+    setup = _shared_round()
+    return _rounds({str(n): Processes(setup, n) for n in (1, 2)}, repeats)
+
+
+def measure_engines(repeats: int) -> dict[str, float]:
+    """Seconds of the same round in every engine that is installed, one client after the other or two at a time."""
+    setup = _shared_round()
+    made = {name: engines.find(name)(setup, Options(workers=2), Memory()) for name in engines.names() if usable(name)}
+    return {f"round_{name}_seconds": seconds for name, seconds in _rounds(made, repeats).items()} | {"repeats": repeats}
+
+
+def usable(engine: str) -> bool:
+    """Whether what our own engine needs is installed."""
+    return engine != "ray" or find_spec("ray") is not None
+
+
+def _shared_round() -> Setup:
     rng = generator(0, "bench-round")
 
     def data(n: int) -> Data:
@@ -168,12 +189,14 @@ def measure_workers(repeats: int) -> dict[str, float]:
 
     clients = tuple(ClientData(name=str(k), train=data(100), test=data(1)) for k in range(CLIENTS))
     algorithm = LRBPFL(calibration=0.0, mask_steps=STEPS // 2, model_steps=STEPS // 2, predict_samples=1)
-    setup = Setup(algorithm=algorithm, task=Task(cnn(10), 10), clients=clients, seed=0)
-    engines: dict[str, Engine] = {str(n): Processes(setup, n) for n in (1, 2)}
+    return Setup(algorithm=algorithm, task=Task(cnn(10), 10), clients=clients, seed=0)
+
+
+def _rounds(running: dict[str, Engine], repeats: int) -> dict[str, float]:
     try:
-        return best({name: partial(_round, engine) for name, engine in engines.items()}, repeats)
+        return best({name: partial(_round, engine) for name, engine in running.items()}, repeats)
     finally:
-        for engine in engines.values():
+        for engine in running.values():
             engine.close()
 
 

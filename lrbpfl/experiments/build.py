@@ -199,7 +199,8 @@ def _paces(config: FederationSection) -> tuple[float, ...]:
 def build_engine(config: Config, setup: Setup, states: States) -> Engine:
     """The engine the configuration asks for, over what clients keep."""
     asked = config.engine
-    options = Options(workers=asked.workers or cores(), start=asked.start, deadline=asked.deadline)
+    workers = asked.workers if asked.workers or asked.address else cores()
+    options = Options(workers=workers, start=asked.start, deadline=asked.deadline, address=asked.address)
     return engines.find(asked.kind)(setup, options, states)
 
 

@@ -168,9 +168,12 @@ def _cross_check(config: Config) -> None:
     kind, kinds = config.engine.kind, engines.names()
     if kind not in kinds:
         raise BadInput(f"engine.kind = {shown(kind)}: no such engine{nearest(kind, kinds)}; known: {', '.join(kinds)}")
-    if federation.threads > 1 and kind == "processes":
+    if federation.threads > 1 and kind != "serial":
         many = f"federation.threads = {federation.threads}"
-        raise BadInput(f"{many} needs engine.kind = 'serial': each worker of 'processes' has one core and one thread")
+        raise BadInput(f"{many} needs engine.kind = 'serial': each worker of {kind!r} has one core and one thread")
+    if config.engine.address and kind in engines.ENGINES:
+        said = f"engine.address = {shown(config.engine.address)} names a cluster"
+        raise BadInput(f"{said}, and the engine {kind!r} runs on this machine: set engine.kind=ray, or no address")
     if federation.evaluate_on == "validation" and data.validation_fraction == 0:
         raise BadInput("federation.evaluate_on = 'validation' needs data.validation_fraction above 0")
     check_intake(intake_of(federation), "federation.")

@@ -133,11 +133,20 @@ class FederationSection(Section):
 class EngineSection(Section):
     """How it is computed; nothing here changes a number."""
 
-    kind: str = "processes"  # or serial (all in this process), or what an installed package offers under lrbpfl.engines
-    workers: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: one for each core
+    # processes, serial (all in this process), ray (clients as tasks of a Ray cluster; extra ray), or what another
+    # installed package offers under lrbpfl.engines.
+    kind: str = "processes"
+    workers: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: one for each core, here or of the cluster at the address
     device: str = "cpu"  # where clients compute, in torch's words
     checkpoint_every: Count = 1  # rounds between moments that a cut run can go on from
     start: Start = "auto"  # of worker processes; auto: fork on Linux where clients run on the CPU, or spawn
     # Seconds that a worker may take over a client before it is ended and the client run again; 0: 20 times the longest
     # that another took, at least a minute, and an hour before any was done; twice as long each time it is run again.
     deadline: Annotated[float, Field(ge=0)] = 0.0
+    # Of a Ray cluster that is there already: host:port, or auto for the one this machine belongs to; empty: one of this
+    # machine's own, for the time of the run.
+    address: str = ""
+
+    def idle(self) -> set[str]:
+        """Keys of what is switched off."""
+        return set() if self.address else {"address"}
