@@ -10,8 +10,8 @@ import torch
 from lrbpfl.engines import ray_session as session
 from lrbpfl.engines.loop import Evaluation, Reply
 from lrbpfl.engines.options import Options
-from lrbpfl.engines.ray_task import Answer, Examined, Work, common_part, run, unwrap, wrap, wrap_setup
-from lrbpfl.engines.work import Evaluated, Setup, granted, kept
+from lrbpfl.engines.ray_task import Answer, Work, common_part, run, unwrap, wrap, wrap_setup
+from lrbpfl.engines.work import Evaluated, Setup, Trained, granted, kept
 from lrbpfl.errors import BadInput
 from lrbpfl.states import Memory, States
 from lrbpfl.trees import Tree
@@ -59,9 +59,9 @@ class Ray:
     def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
         """The clients' replies, in the order of the messages."""
         for job, answer in self._map("update", messages, t):
-            if isinstance(answer, Examined):
-                self.states.stage(job.k, t + 1, answer.trained.state)
-                yield Reply.of(job.k, answer.num_examples, answer.trained, job.deaths)
+            if isinstance(answer, Trained):
+                self.states.stage(job.k, t + 1, answer.state)
+                yield Reply.of(job.k, answer, job.deaths)
             else:
                 yield Reply.failed(job.k, str(answer), job.deaths)
 

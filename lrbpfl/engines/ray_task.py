@@ -1,7 +1,7 @@
 """What runs at the nodes of a Ray cluster: one client's job. Bytes and arrays travel, which Ray need not understand."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Timer
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lrbpfl import trees
+from lrbpfl.engines.conduct import attempt, told
 from lrbpfl.engines.launch import Parcel, from_bytes, pack, to_bytes, unpack
 from lrbpfl.engines.slots import Place, read, room, write
 from lrbpfl.engines.work import Evaluated, Setup, Trained, evaluate_client, keep_memory, update_client
@@ -47,14 +48,7 @@ class Work(NamedTuple):
     state: Tree
 
 
-class Examined(NamedTuple):
-    """What an update leaves behind, and on how many examples: the driver need not hold the data."""
-
-    trained: Trained
-    num_examples: int
-
-
-Answer = Examined | Evaluated | str  # the string says what the client's code raised
+Answer = Trained | Evaluated | str  # the string says what the client's code raised
 
 
 def wrap(tree: Tree) -> Wrapped:
@@ -133,8 +127,8 @@ def run(place: list[Any], common: Wrapped | None, load: Wrapped) -> Wrapped:
     known = _setup_at(place[0])
     try:
         return wrap(known if isinstance(known, str) else _answer(known, unwrap(load, common)))
-    except Exception as error:  # whatever a client's code raises must not end the run
-        return wrap(f"{type(error).__name__}: {error}")
+    except Exception as error:  # of classes that cannot be sent
+        return wrap(told(error))
     finally:
         _forgetting[:] = [Timer(IDLE, _known.clear)]
         _forgetting[0].daemon = True
@@ -143,9 +137,8 @@ def run(place: list[Any], common: Wrapped | None, load: Wrapped) -> Wrapped:
 
 def _answer(setup: Setup, work: Work) -> Answer:
     what, k, t, message, state = work
-    if what == "evaluate":
-        return evaluate_client(setup, message, state, t, k)
-    return Examined(update_client(setup, message, state, t, k), len(setup.clients[k].train.y))
+    do: Callable[..., Trained | Evaluated] = evaluate_client if what == "evaluate" else update_client
+    return attempt(lambda: do(setup, message, state, t, k))
 
 
 def _setup_at(place: Any) -> Setup | str:
@@ -169,4 +162,4 @@ def _read_setup(made_with: dict[str, str], rest: Any, block: Any) -> Setup | str
                 raise BadInput(f"{name} {versions()[name]} is installed there, and {version} here")
         return unpack(Parcel(rest.tobytes(), _tensor(block)))
     except Exception as error:  # e.g. a module that only the driver finds
-        return f"its worker cannot read the setup: {type(error).__name__}: {error}"
+        return f"its worker cannot read the setup: {told(error)}"
