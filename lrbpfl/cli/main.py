@@ -8,6 +8,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from lrbpfl.cli.items import paper_app
+from lrbpfl.cli.options import AnyVersion, Quiet
 from lrbpfl.cli.personal import commands
 from lrbpfl.errors import BadInput, plain, shown
 
@@ -28,11 +30,7 @@ EngineName = Annotated[
     str | None, typer.Option("--engine", help="processes, serial, ray or a package's: short for --set engine.kind=...")
 ]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run directory; it must not exist yet.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Plain lines instead of a progress bar.")]
 Track = Annotated[str | None, typer.Option(help="tensorboard or mlflow: write the curves there too (extra track).")]
-AnyVersion = Annotated[
-    bool, typer.Option("--any-version", help="Go on although versions or the device changed: numbers may differ.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 
 
@@ -227,60 +225,7 @@ def keys(
 
 
 app.registered_commands += commands.registered_commands
-paper_app = typer.Typer(help="The paper's tables and figures, beside what it prints.", no_args_is_help=True)
 app.add_typer(paper_app, name="paper")
-Items = Annotated[list[str], typer.Argument(metavar="ITEM...", help="Names from `lrbpfl paper list`, or: all.")]
-ScaleName = Annotated[str, typer.Option(help="mini (hours on two cores), half or paper.")]
-FirstSeed = Annotated[int, typer.Option(help="Where seeds are counted from.", min=0)]
-PaperRuns = Annotated[Path, typer.Option("--runs", help="Where the runs lie.")]
-
-
-@paper_app.command("list")
-def paper_list() -> None:
-    """Show the items, their methods and the scales."""
-    from lrbpfl.cli import paper
-
-    paper.show()
-
-
-@paper_app.command("run")
-def paper_run(
-    items: Items,
-    scale: ScaleName = "mini",
-    seeds: Annotated[int, typer.Option(help="How many, from the first on.", min=1)] = 1,
-    first_seed: FirstSeed = 0,
-    workers: Annotated[int, typer.Option(help="Processes; 0: one for each core.", min=0)] = 0,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="A row or a column to keep to, e.g. lr-bpfl or 'CIFAR-10 2/10'; repeatable."),
-    ] = None,
-    runs: PaperRuns = Path("runs/paper"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, and for how long.")] = False,
-    quiet: Quiet = False,
-    any_version: AnyVersion = False,
-) -> None:
-    """Run whatever is not finished yet; the same command goes on after a cut, and a failed run stops no other."""
-    from lrbpfl.cli import paper
-
-    numbers = range(first_seed, first_seed + seeds)
-    paper.run(items, scale, numbers, workers, only or [], runs, dry=dry_run, quiet=quiet, any_version=any_version)
-
-
-@paper_app.command("report")
-def paper_report(
-    items: Annotated[
-        list[str] | None, typer.Argument(metavar="[ITEM]...", help="All that are finished if none.")
-    ] = None,
-    scale: ScaleName = "mini",
-    seeds: Annotated[int | None, typer.Option(help="At most so many, from the first on; else all.", min=1)] = None,
-    first_seed: FirstSeed = 0,
-    runs: PaperRuns = Path("runs/paper"),
-    out: Annotated[Path, typer.Option("--out", "-o", help="A directory for the pages.")] = Path("docs/results"),
-) -> None:
-    """Write each item as a Markdown page with our scores beside the printed ones, and its figure."""
-    from lrbpfl.cli import paper
-
-    paper.report(items or ["all"], scale, seeds, first_seed, runs, out)
 
 
 @app.callback(invoke_without_command=True)

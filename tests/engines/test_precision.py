@@ -50,7 +50,10 @@ def numbers(tree: Tree) -> Tensor:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_learns_in_bf16_almost_what_it_learns_in_float32(name: str) -> None:
-    """The difference is small beside the way that was gone, and not nothing; all that is sent is as exact as before."""
+    """The difference is small beside the way that was gone, and not nothing; all that is sent is as exact as before.
+
+    LR-BPFL goes back through dense layers by hand, in float32: there it is nothing.
+    """
     message, exact, judged = learned(smooth(name), "float32")
     _, rough, judged_too = learned(smooth(name), "bf16")
     for leaf, expected in zip(trees.leaves(rough[:2]), trees.leaves(exact[:2]), strict=True):
@@ -58,7 +61,7 @@ def test_every_algorithm_learns_in_bf16_almost_what_it_learns_in_float32(name: s
     what = (exact.upload, rough.upload, message) if name != "local" else (exact.state, rough.state, fresh(name))
     learnt, learnt_too, start = map(numbers, what)
     off = float((learnt_too - learnt).norm() / (learnt - start).norm())
-    assert 0 < off < 0.06
+    assert off < 0.06 and (off > 0 or name == "lr-bpfl")
     assert float(abs(judged.predictions.probs - judged_too.predictions.probs).max()) < 0.01
     assert judged_too.predictions.probs.dtype == judged.predictions.probs.dtype
 

@@ -103,7 +103,7 @@ def test_a_client_that_kills_its_worker_once_is_run_again(cluster: Any, tmp_path
 
 @dataclass(frozen=True)
 class Leaver(Scripted):
-    """Client 2 means to end the program."""
+    """Client 2 ends its worker."""
 
     def client_update(
         self, task: Task, message: Tree, client: Tree, data: Data, rng: torch.Generator
@@ -112,7 +112,7 @@ class Leaver(Scripted):
         if info["k"] == 2:
             with Path(self.marker).open("a") as file:
                 file.write("x")
-            sys.exit(3)
+            os._exit(3)
         return upload, state, info
 
 
@@ -270,6 +270,7 @@ def test_it_comes_in_by_our_own_entry_point(offered: Path) -> None:
 def test_the_command_line_runs_a_ray_of_its_own(offered: Path, tmp_path: Path) -> None:
     """Quietly, to the same record, and nothing is left running; Ray is imported for it alone."""
     script = """
+import os
 import sys
 from lrbpfl.cli.main import app
 for engine in ("serial", "ray"):
