@@ -83,6 +83,8 @@ def _start(ray: ModuleType, workers: int, address: str) -> None:
 def _check_reachable(address: str) -> None:
     """Refuse an address where nobody listens."""
     found = _own_cluster() if address == "auto" else address
+    if found is None:
+        return
     parts = ADDRESS.fullmatch(found)
     if parts is None:
         raise BadInput(f"engine.address = {address!r} is neither auto nor host:port")
@@ -92,12 +94,14 @@ def _check_reachable(address: str) -> None:
         raise _refused(address, f"{found} does not answer ({error})") from error
 
 
-def _own_cluster() -> str:
-    """Where Ray would look for the cluster that this machine belongs to."""
-    from ray._private.services import get_ray_address_from_environment
-
+def _own_cluster() -> str | None:
+    """Where Ray would look for the cluster that this machine belongs to; None if this Ray cannot be asked."""
     try:
+        from ray._private.services import get_ray_address_from_environment
+
         return str(get_ray_address_from_environment("auto", None))
+    except (ImportError, TypeError):  # it is not part of what Ray promises, and only serves to fail sooner
+        return None
     except ConnectionError as error:
         raise _refused("auto", "this machine belongs to none; start one with: ray start --head") from error
 

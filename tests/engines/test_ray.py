@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +76,20 @@ def owned() -> int:
     return len(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
 
 
+def used() -> float:
+    """The bytes of all nodes' stores that are taken."""
+    ray = ray_session.ray_module()
+    return float(ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"])
+
+
+def becomes_true(condition: Callable[[], bool]) -> bool:
+    """Nodes tell each other what is freed, which takes a moment."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_bits_are_those_of_the_serial_engine(name: str, cluster: Any) -> None:
     assert_engines_agree(small(name), Ray, rounds=2)
@@ -100,7 +114,7 @@ def test_a_client_that_kills_its_worker_once_is_run_again(cluster: Any, tmp_path
     assert [round.retried for round in rounds] == [{1: DEATH}]
     assert same_rounds(rounds, undisturbed())
     assert calls(marker) == 2
-    assert owned() == before
+    assert becomes_true(lambda: owned() <= before)
 
 
 @dataclass(frozen=True)
@@ -137,15 +151,16 @@ def messages(size: int, t: int, clients: int = 4) -> dict[int, Tree]:
 
 
 def test_nothing_piles_up_in_the_store(cluster: Any) -> None:
-    """Together the rounds send three times what the stores hold, half of it to everybody."""
+    """Together the rounds send more than the stores hold."""
     before = owned()
     with closing(Ray(line(Scripted()))) as engine:
         for t in range(6):
             replies = list(engine.update(messages(2**20, t), t))
             assert [reply.update and reply.update.upload["w"].shape for reply in replies] == 4 * [(2**20,)]
             del replies
-            assert owned() == before + 1  # the setup
-    assert owned() == before
+            assert becomes_true(lambda: owned() <= before + 1)  # the setup
+        assert becomes_true(lambda: used() < 2**20)
+    assert becomes_true(lambda: owned() <= before)
     assert ray_session.ray_module().is_initialized()
 
 
@@ -271,10 +286,7 @@ def test_a_worker_without_work_forgets_its_setup(monkeypatch: pytest.MonkeyPatch
     answer = unwrap(ray_task.run([Place()], None, wrap(Work("update", 2, 0, {"w": torch.ones(3)}, SEEN))))
     assert trees.equal(answer.trained.upload, update_client(setup, {"w": torch.ones(3)}, SEEN, 0, 2).upload)
     assert answer.num_examples == 6
-    deadline = time.monotonic() + 10
-    while ray_task._known and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not ray_task._known
+    assert becomes_true(lambda: not ray_task._known)
 
 
 def test_a_worker_with_another_torch_refuses_the_setup() -> None:
