@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import sys
-from contextlib import suppress
 from threading import Lock
 from types import ModuleType
 
@@ -83,23 +82,28 @@ def _start(ray: ModuleType, workers: int, address: str) -> None:
 
 def _check_reachable(address: str) -> None:
     """Refuse an address where nobody listens."""
-    parts = ADDRESS.fullmatch(_found(address) if address == "auto" else address)
+    found = _own_cluster() if address == "auto" else address
+    if found is None:
+        return
+    parts = ADDRESS.fullmatch(found)
     if parts is None:
         raise BadInput(f"engine.address = {address!r} is neither auto nor host:port")
     try:
         socket.create_connection((parts["host"].strip("[]"), int(parts["port"])), timeout=PATIENCE).close()
     except (OSError, OverflowError) as error:
-        raise _refused(address, f"{parts[0]} does not answer ({error})") from error
+        raise _refused(address, f"{found} does not answer ({error})") from error
 
 
-def _found(address: str) -> str:
-    """Where Ray would look for the cluster of this machine."""
-    with suppress(ImportError, AttributeError, TypeError):  # not part of Ray's promises, and only to fail sooner
+def _own_cluster() -> str | None:
+    """Where Ray would look for the cluster that this machine belongs to; None if this Ray cannot be asked."""
+    try:
         from ray._private.services import get_ray_address_from_environment
 
-        if found := get_ray_address_from_environment(address, None):
-            return str(found)
-    raise _refused(address, "this machine belongs to none; start one with: ray start --head")
+        return str(get_ray_address_from_environment("auto", None))
+    except (ImportError, TypeError):  # it is not part of what Ray promises, and only serves to fail sooner
+        return None
+    except ConnectionError as error:
+        raise _refused("auto", "this machine belongs to none; start one with: ray start --head") from error
 
 
 def _refused(address: str, reason: str) -> BadInput:

@@ -159,7 +159,7 @@ def _read_setup(made_with: dict[str, str], rest: Any, block: Any) -> Setup | str
     try:
         for name, version in made_with.items():
             if versions()[name] != version:
-                raise BadInput(f"{name} {versions()[name]} is installed there, and {version} here")
+                raise BadInput(f"{name} {versions()[name]} is installed there, not {version}")
         return unpack(Parcel(rest.tobytes(), _tensor(block)))
     except Exception as error:  # e.g. a module that only the driver finds
         return f"its worker cannot read the setup: {told(error)}"

@@ -156,6 +156,16 @@ def test_bench_prints_one_object(lrbpfl: Lrbpfl, monkeypatch: pytest.MonkeyPatch
     assert figures["channels_last_step_over_bf16_step"] == pytest.approx(gain)
 
 
+def test_bench_times_a_round_in_every_engine(lrbpfl: Lrbpfl, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, smaller in {"CLIENTS": 2, "STEPS": 2, "BATCH": 8}.items():
+        monkeypatch.setattr(benchmark, name, smaller)
+    monkeypatch.setattr(benchmark, "usable", lambda engine: engine in ("processes", "serial"))
+    figures = json.loads(lrbpfl("bench", "--engines", "--json", "--repeats", 1).out)
+    assert list(figures) == ["round_processes_seconds", "round_serial_seconds", "repeats"]
+    assert min(figures.values()) > 0
+    assert lrbpfl("bench", "--engines", "--cost").code == 2
+
+
 def test_a_client_that_fails_is_not_taken_for_a_fast_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
         raise ValueError("no such luck")

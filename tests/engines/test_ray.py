@@ -7,10 +7,11 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +21,12 @@ from lrbpfl import plugins, trees
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.protocol import Info, Task
 from lrbpfl.core.descent import Data
-from lrbpfl.engines import ray_engine, ray_session, registry
+from lrbpfl.engines import ray_engine, ray_session, ray_task, registry
 from lrbpfl.engines.loop import Round, federate
 from lrbpfl.engines.ray_engine import Ray
-from lrbpfl.engines.ray_task import Common, common_part, unwrap, wrap
+from lrbpfl.engines.ray_task import Common, Work, common_part, unwrap, wrap, wrap_setup
 from lrbpfl.engines.serial import Serial
-from lrbpfl.engines.work import Setup
+from lrbpfl.engines.work import Setup, granted, update_client
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.config import parse
 from lrbpfl.testing import check_engine
@@ -39,6 +40,7 @@ if importlib.util.find_spec("ray") is None:
 
 ROOT = Path(__file__).parents[2]
 STORE = 80 * 2**20
+SEEN = {"seen": torch.zeros(3)}
 DEATH = "its worker or its node died (WorkerCrashedError)"
 
 
@@ -74,6 +76,20 @@ def owned() -> int:
     return len(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
 
 
+def used() -> float:
+    """The bytes of all nodes' stores that are taken."""
+    ray = ray_session.ray_module()
+    return float(ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"])
+
+
+def becomes_true(condition: Callable[[], bool]) -> bool:
+    """Nodes tell each other what is freed, which takes a moment."""
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_bits_are_those_of_the_serial_engine(name: str, cluster: Any) -> None:
     assert_engines_agree(small(name), Ray, rounds=2)
@@ -98,7 +114,7 @@ def test_a_client_that_kills_its_worker_once_is_run_again(cluster: Any, tmp_path
     assert [round.retried for round in rounds] == [{1: DEATH}]
     assert same_rounds(rounds, undisturbed())
     assert calls(marker) == 2
-    assert owned() == before
+    assert becomes_true(lambda: owned() <= before)
 
 
 @dataclass(frozen=True)
@@ -135,15 +151,16 @@ def messages(size: int, t: int, clients: int = 4) -> dict[int, Tree]:
 
 
 def test_nothing_piles_up_in_the_store(cluster: Any) -> None:
-    """Together the rounds send three times what the stores hold, half of it to everybody."""
+    """Together the rounds send more than the stores hold."""
     before = owned()
     with closing(Ray(line(Scripted()))) as engine:
         for t in range(6):
             replies = list(engine.update(messages(2**20, t), t))
             assert [reply.update and reply.update.upload["w"].shape for reply in replies] == 4 * [(2**20,)]
             del replies
-            assert owned() == before + 1  # the setup
-    assert owned() == before
+            assert becomes_true(lambda: owned() <= before + 1)  # the setup
+        assert becomes_true(lambda: used() < 2**20)
+    assert becomes_true(lambda: owned() <= before)
     assert ray_session.ray_module().is_initialized()
 
 
@@ -223,9 +240,13 @@ def test_a_node_killed_in_mid_round_changes_no_bit(cluster: Any, tmp_path: Path)
         ("nowhere", "is neither auto nor host:port"),
         ("ray://127.0.0.1:10001", "is neither auto nor host:port"),
         ("127.0.0.1:1", "no Ray cluster can be used there: 127.0.0.1:1 does not answer"),
+        ("auto", "no Ray cluster can be used there: 127.0.0.1:2 does not answer"),
     ],
 )
-def test_an_address_without_a_cluster_is_refused_at_once(address: str, words: str) -> None:
+def test_an_address_without_a_cluster_is_refused_at_once(
+    address: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")  # of a cluster that is gone
     with pytest.raises(BadInput, match=words):
         ray_session._check_reachable(address)
 
@@ -249,6 +270,64 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"pip install lrbpfl\[ray\]"):
         Ray(line(Scripted()))
+
+
+class Place:
+    """A reference to a setup that this process has read already."""
+
+    def hex(self) -> str:
+        return "here"
+
+
+def test_a_worker_without_work_forgets_its_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = granted(line(Scripted()))
+    monkeypatch.setattr(ray_task, "IDLE", 0.05)
+    monkeypatch.setitem(ray_task._known, "here", setup)
+    answer = unwrap(ray_task.run([Place()], None, wrap(Work("update", 2, 0, {"w": torch.ones(3)}, SEEN))))
+    assert trees.equal(answer.trained.upload, update_client(setup, {"w": torch.ones(3)}, SEEN, 0, 2).upload)
+    assert answer.num_examples == 6
+    assert becomes_true(lambda: not ray_task._known)
+
+
+def test_a_worker_with_another_torch_refuses_the_setup() -> None:
+    _, rest, block = wrap_setup(line(Scripted()))
+    assert isinstance(ray_task._read_setup(ray_task.versions(), rest, block), Setup)
+    told = ray_task._read_setup({"torch": "0.4.1"}, rest, block)
+    assert (
+        told == f"its worker cannot read the setup: BadInput: torch {torch.__version__} is installed there, not 0.4.1"
+    )
+
+
+def test_the_last_engine_ends_the_ray_that_the_first_one_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+
+    class FakeRay:
+        """Remembers what it was told."""
+
+        def is_initialized(self) -> bool:
+            return happened.count("init") > happened.count("shutdown")
+
+        def init(self, address: str, num_cpus: int | None, **rest: Any) -> None:
+            happened.append("init")
+
+        def shutdown(self) -> None:
+            happened.append("shutdown")
+
+        def get_runtime_context(self) -> SimpleNamespace:
+            return SimpleNamespace(gcs_address="here:1")
+
+    fake = FakeRay()
+    monkeypatch.setattr(ray_session, "ray_module", lambda: fake)
+    ray_session.enter(2, "")
+    ray_session.enter(2, "auto")
+    ray_session.leave()
+    assert happened == ["init"]
+    ray_session.leave()
+    assert happened == ["init", "shutdown"]
+    fake.init("somebody else's", None)
+    ray_session.enter(2, "")
+    ray_session.leave()
+    assert happened == ["init", "shutdown", "init"]
 
 
 @pytest.fixture
