@@ -207,11 +207,12 @@ class Evaluated(NamedTuple):
 def update_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> Trained:
     """Round t at client k; raises whatever the client's code raises, and BadInput where what it returns is unfit."""
     began = time.perf_counter()
-    algorithm, seed = setup.algorithm, setup.seed
-    sent, had, train = setup.to_device(message), setup.to_device(state), setup.client(k).train
-    with _at_client(setup, t, k), _as_asked(setup), lent_data(train, setup.device) as data:
-        rng = generator(seed, "update", t, k)
-        upload, new, info = algorithm.client_update(lent_task(setup.task_of(t)), sent, had, data, rng)
+    algorithm, seed, train = setup.algorithm, setup.seed, setup.client(k).train
+    sent, had = setup.to_device(message), setup.to_device(state)
+    task, rng = lent_task(setup.task_of(t)), generator(seed, "update", t, k)
+    dice = dropout_seeded(seed, t, k, device=setup.device)
+    with unharmed(task.model), _as_asked(setup), dice, lent_data(train, setup.device) as data:
+        upload, new, info = algorithm.client_update(task, sent, had, data, rng)
     upload, new = taken(upload, "its upload"), taken(new, "what it keeps")
     if fault := trees.fault(new, state, infinite=True):
         raise BadInput(f"what it keeps is not what it kept before: {fault}")
@@ -225,34 +226,29 @@ def evaluate_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) ->
     algorithm, task, _, seed, *_ = setup
     client = setup.client(k)
     task, sent, had = lent_task(task), setup.to_device(message), setup.to_device(state)
-    with _at_client(setup, t, k), _as_asked(setup), lent_data(client.train, setup.device) as train:
-        personal = algorithm.personalise(task, sent, had, train, generator(seed, "personalise", t, k))
 
     def predictions(data: Data) -> Predictions:  # the same samples of the model always: what is fitted on some holds
-        with _at_client(setup, t, k), lent_data(data.x, setup.device) as x:
+        with dropout_seeded(seed, t, k, device=setup.device), lent_data(data.x, setup.device) as x:
             samples = algorithm.predict(task, personal, x, generator(seed, "predict", t, k))
         return reduce(samples.cpu(), data.y.cpu())
 
-    test, calibration = predictions(client.test), client.calibration
-    kept_from_training = None if calibration is None else predictions(calibration)
+    with unharmed(task.model):
+        dice = dropout_seeded(seed, t, k, device=setup.device)
+        with _as_asked(setup), dice, lent_data(client.train, setup.device) as train:
+            personal = algorithm.personalise(task, sent, had, train, generator(seed, "personalise", t, k))
+        test, kept_back = predictions(client.test), client.calibration
+        calibration = None if kept_back is None else predictions(kept_back)
     intact = trees.equal(trees.tree_map(Tensor.cpu, sent), trees.tree_map(Tensor.detach, message))
     own, shared = own_part(personal, sent if intact else None)
     return Evaluated(
         predictions=test,
         personal=taken(own, "its model"),
         shared=shared,
-        calibration=kept_from_training,
+        calibration=calibration,
         seconds=time.perf_counter() - began,
         examples=len(client.train.y),
         scaling=client.scaling,
     )
-
-
-@contextmanager
-def _at_client(setup: Setup, t: int, k: int) -> Iterator[None]:
-    """Inside, a client's code runs: what it draws from torch, NumPy and Python is its own, and changes nobody else."""
-    with unharmed(setup.task.model), dropout_seeded(setup.seed, t, k, device=setup.device):
-        yield
 
 
 class Stateless(Exception):
@@ -263,7 +259,7 @@ def fresh_state(setup: Setup, k: int) -> Tree:
     """The state of client k before it ever took part."""
 
     def make() -> Tree:
-        with unharmed(setup.task.model), dropout_seeded(setup.seed, "client", k, device=setup.device):
+        with dropout_seeded(setup.seed, "client", k, device=setup.device):
             state = setup.algorithm.init_client(setup.task, generator(setup.seed, "client", k))
         return taken(state, "its first state")
 
@@ -282,7 +278,8 @@ def kept(setup: Setup, states: States, k: int) -> Tree:
 def dropout_seeded(seed: int, *address: Address, device: str = "cpu") -> Iterator[None]:
     """Inside, torch's own generator, from which dropout draws, starts at this address; afterwards it is as it was.
 
-    So do NumPy's and Python's, from which nobody should draw: who does gets the same numbers wherever it runs.
+    So do NumPy's and Python's, from which nobody should draw: who does gets the same numbers wherever it runs, and
+    changes nobody else's.
     """
     start = generator(seed, "dropout", *address).initial_seed()
     with other_dice(start), seeded(start, torch.device(device)):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lrbpfl.data import corrupt, deal_corruptions, load
+from lrbpfl.engines.jobs import Job
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
 from lrbpfl.errors import BadInput
@@ -103,9 +104,10 @@ def test_every_round_has_the_pace_of_the_schedule(configure: Configure) -> None:
 def test_the_engine_is_the_one_asked_for(configure: Configure) -> None:
     setup = build_setup(configure())
     assert isinstance(build_engine(configure(), setup, Memory()), Serial)
-    three = build_engine(configure(engine={"kind": "processes", "workers": 3}), setup, Memory())
+    three = build_engine(configure(engine={"kind": "processes", "workers": 3, "deadline": 7.5}), setup, Memory())
     every = build_engine(configure(engine={"kind": "processes"}), setup, Memory())
     assert isinstance(three, Processes) and three._size == 3
+    assert three._deadlines.limit(Job(0, "update", k=0, t=0)) == 7.5
     assert isinstance(every, Processes) and every._size == len(os.sched_getaffinity(0))
 
 
