@@ -103,9 +103,11 @@ def scale(*, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"cohort": scaling.COHORT, "workers": scaling.WORKERS, "rows": rows}))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     sizes = f"{scaling.FEATURES}-{scaling.HIDDEN}-{scaling.CLASSES} network, {scaling.COHORT} clients a round"
-    console.print(f"{sizes}, {scaling.WORKERS} workers; the best of {scaling.ROUNDS - 1} rounds, peaks of memory:")
+    console.print(
+        f"{sizes}, {scaling.WORKERS} workers; the best of {scaling.ROUNDS - 1}, CPU on average, peaks of memory:"
+    )
     console.print(_scales([row for row in rows if "algorithm" in row]))
     for row in rows:
         if "files" in row:
@@ -116,18 +118,16 @@ def scale(*, as_json: bool) -> None:
 def _scales(rows: list[dict[str, Any]]) -> Table:
     """A row for each algorithm and number of clients."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    headings = ("clients", "set-up\ns", "round\ns", "checkpoint\nms", "judged\n1/s", "memory\nMB", "of a worker\nMB")
+    headings = ["clients", "set-up\ns", "round\ns", "CPU\ns", "checkpoint\nms", "judged\n1/s", "CPU each\nms"]
     table.add_column("algorithm", no_wrap=True)
-    for heading in headings:
+    for heading in [*headings, "memory\nMB", "a worker's\nMB"]:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        seconds = [
-            f"{row['setup_seconds']:.2f}",
-            f"{row['round_seconds']:.3f}",
-            f"{1000 * row['checkpoint_seconds']:.0f}",
-        ]
+        seconds = [f"{row[f'{key}_seconds']:.2f}" for key in ("setup", "round", "round_cpu")]
+        checkpoint, one = (f"{1000 * row[f'{key}_seconds']:.0f}" for key in ("checkpoint", "judged_cpu"))
         sizes = [f"{row[key] / 1e6:.0f}" for key in ("bytes", "worker_bytes")]
-        table.add_row(row["algorithm"], f"{row['clients']:,}", *seconds, f"{row['judged_per_second']:.1f}", *sizes)
+        rate = f"{row['judged_per_second']:.1f}"
+        table.add_row(row["algorithm"], f"{row['clients']:,}", *seconds, checkpoint, rate, one, *sizes)
     return table
 
 

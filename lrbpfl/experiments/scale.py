@@ -103,27 +103,45 @@ def _server(engine: Processes) -> Tree:
 
 
 def _rounds(engine: Processes, run: Run, config: Config, cohort: int, rounds: int) -> Row:
-    """The best round and the best checkpoint; the first ones, in which processes start, do not count."""
+    """The best round and checkpoint, and what both compute on average, which a busy machine changes less.
+
+    The first round, in which processes start, does not count.
+    """
     times: list[tuple[float, float]] = []
+    computed = 0.0
     for round in islice(federate(engine, rounds=rounds + 1, cohort=cohort), rounds):  # the last would judge everybody
         if round.failures:
             raise RuntimeError(f"clients of the benchmark failed: {round.failures}")
         began = time.perf_counter()
         run.save(config, round.t + 1, round.server)
         times.append((round.seconds, time.perf_counter() - began))
-    a_round, checkpoint = (min(column) for column in zip(*times[1:], strict=True))
-    return {"round_seconds": a_round, "checkpoint_seconds": checkpoint}
+        computed = computed or _computed(engine)
+    best_round, best_checkpoint = (min(column) for column in zip(*times[1:], strict=True))
+    share = (_computed(engine) - computed) / (rounds - 1)
+    return {"round_seconds": best_round, "round_cpu_seconds": share, "checkpoint_seconds": best_checkpoint}
+
+
+def _computed(engine: Processes) -> float:
+    """Seconds that this process and its workers have computed so far; of workers only where the system tells."""
+    total = time.process_time()
+    for pid in _workers(engine):
+        stat = Path(f"/proc/{pid}/stat")
+        if stat.is_file():
+            after_name = stat.read_text().rpartition(")")[2].split()
+            total += (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 def _judged(engine: Processes, number: int) -> Row:
-    """How many clients' own models are made and judged in a second."""
+    """How many clients' own models are made and judged in a second, and what one of them computes."""
     algorithm, task, clients, *_ = engine.setup
     server, chosen = _server(engine), sample_clients(len(clients), number, 0, 0)
-    began = time.perf_counter()
+    began, computed = time.perf_counter(), _computed(engine)
     for evaluation in engine.evaluate({k: algorithm.broadcast(task, server, k) for k in chosen}, 0):
         if evaluation.failure:
             raise RuntimeError(f"a client of the benchmark was not judged: {evaluation.failure}")
-    return {"judged_per_second": number / (time.perf_counter() - began)}
+    seconds, computed = time.perf_counter() - began, _computed(engine) - computed
+    return {"judged_per_second": number / seconds, "judged_cpu_seconds": computed / number}
 
 
 def folder() -> Iterator[Row]:
