@@ -1,7 +1,9 @@
 """A pool of worker processes, one thread each; messages and uploads pass through shared memory."""
 
 import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -85,7 +87,8 @@ def serve(setup: Setup | Parcel, pipe: Pipe, slot: Tensor) -> None:
     known = _unpacked(setup)
     parent = multiprocessing.parent_process()
     assert parent is not None
-    while pipe.end in wait([pipe.end, parent.sentinel]):
+    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    while True:
         try:
             what, places, arrays, t, k = pipe.recv()
         except (EOFError, OSError):
@@ -98,6 +101,12 @@ def serve(setup: Setup | Parcel, pipe: Pipe, slot: Tensor) -> None:
             return
         except Exception as error:  # of classes that cannot be sent
             pipe.send(told(error))
+
+
+def _end_with(sentinel: int) -> None:
+    """End this process when its parent does, even in the middle of an answer that nobody will read."""
+    wait([sentinel])
+    os._exit(1)
 
 
 def _unpacked(setup: Setup | Parcel) -> Setup | str:

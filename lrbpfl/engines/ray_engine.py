@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 
 from lrbpfl.engines import ray_session as session
+from lrbpfl.engines.conduct import told
 from lrbpfl.engines.loop import Evaluation, Reply
 from lrbpfl.engines.options import Options
 from lrbpfl.engines.ray_task import Answer, Work, common_part, run, unwrap, wrap, wrap_setup
-from lrbpfl.engines.work import Evaluated, Setup, Trained, granted, kept
+from lrbpfl.engines.work import Evaluated, Setup, Stateless, Trained, granted, kept
 from lrbpfl.errors import BadInput
 from lrbpfl.states import Memory, States
 from lrbpfl.trees import Tree
@@ -130,7 +131,8 @@ class _Flight:
         for due in range(len(self._jobs)):
             while due not in self._answers:
                 self._submit(due)
-                self._collect()
+                if due not in self._answers:
+                    self._collect()
             self._submit(due)  # tasks first: the consumer may take its time
             yield self._answers.pop(due)
 
@@ -144,7 +146,10 @@ class _Flight:
         """Start tasks, ahead of the consumer but not so far that uploads pile up."""
         while self._jobs and len(self._flying) < self._size and self._jobs[0].place < due + AHEAD * self._size:
             job = self._jobs.popleft()
-            self._flying[self._start(job)] = job
+            try:
+                self._flying[self._start(job)] = job
+            except Stateless as error:
+                self._answers[job.place] = (job, str(error))
 
     def _collect(self) -> None:
         """Wait until some task ends; one that died goes back to the front, or is given up."""
@@ -159,7 +164,7 @@ class _Flight:
                 return
             answer = f"{job.deaths[-1]}, {TRIES} times"
         except self._ray.exceptions.RayTaskError as error:  # e.g. this package is not installed there
-            answer = f"its node cannot run it: {type(error.cause).__name__}: {error.cause}"
+            answer = f"its node cannot run it: {told(error.cause)}"
         self._answers[job.place] = (job, answer)
 
     def _reason(self, error: Exception) -> str:

@@ -3,6 +3,9 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -247,3 +250,32 @@ def test_a_slow_first_client_does_not_stop_the_many_that_wait() -> None:
         (only,) = federate(engine, rounds=1, cohort=20)
     (expected,) = federate(Serial(line(Scripted(), clients=20)), rounds=1, cohort=20)
     assert same_rounds([only], [expected])
+
+
+ORPHANS = """
+import multiprocessing, sys, time
+import torch
+from lrbpfl.engines.processes import Processes
+from tests.engines.fakes import Hoarder, line
+
+message = {"a": torch.zeros(500_000), "b": torch.zeros(500_000)}  # its state fills any pipe
+engine = Processes(line(Hoarder(), clients=4), 2)
+replies = engine.update(dict.fromkeys(range(4), message), 0)
+next(replies)
+print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+time.sleep(60)  # nobody reads what the workers say now
+"""
+
+
+def test_workers_end_with_their_parent_even_in_the_middle_of_an_answer() -> None:
+    command = [sys.executable, "-c", ORPHANS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as parent:
+        assert parent.stdout is not None
+        workers = [int(number) for number in parent.stdout.readline().split()]
+        time.sleep(1)
+        parent.kill()
+    assert len(workers) == 2
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{number}").exists() for number in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [number for number in workers if Path(f"/proc/{number}").exists()]
