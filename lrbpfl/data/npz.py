@@ -1,9 +1,12 @@
 """Arrays in .npz files: mapped into memory where they lie there as they are, read where they are compressed."""
 
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable
+from functools import lru_cache
+from io import BytesIO
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -14,7 +17,11 @@ from numpy.lib.npyio import NpzFile
 
 from lrbpfl.errors import BadInput
 
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+SMALL = 2**20  # bytes of an array that is sooner read than mapped
+_UNREADABLE = (
+    OSError, EOFError, ValueError, KeyError, RuntimeError, MemoryError, ArithmeticError, SyntaxError, TypeError,
+    tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
 _MARK, _LOCAL = b"PK\3\4", struct.Struct("<4s22xHH")  # of a member's own header; the lengths of two fields follow it
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -33,7 +40,7 @@ def read_arrays(file: Path, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]
 
 
 def map_arrays(file: Path, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-    """The same arrays; those that are not compressed take no memory of their own, and changes to them stay private."""
+    """The same arrays; large ones take no memory of their own unless compressed, and changes to them stay private."""
     names = list(names)
     found = {}
     try:
@@ -55,11 +62,23 @@ def _map(stream: IO[bytes], member: zipfile.ZipInfo) -> npt.NDArray[Any] | None:
     start = stream.seek(member.header_offset + _LOCAL.size + sum(lengths))
     if mark != _MARK or member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
         return None
-    shape, fortran, dtype = _HEADERS[np.lib.format.read_magic(stream)](stream)
-    place, size = stream.tell(), prod(shape) * dtype.itemsize
-    if dtype.hasobject or not size or place - start + size != member.file_size:
-        return None
-    whole = np.memmap(stream, np.uint8, "c", start, (member.file_size,))
+    whole: npt.NDArray[Any] = (
+        np.frombuffer(bytearray(stream.read(member.file_size)), np.uint8)
+        if member.file_size <= SMALL
+        else np.memmap(stream, np.uint8, "c", start, (member.file_size,))
+    )
     if zlib.crc32(whole.data) != member.CRC:
         return None
-    return whole[place - start :].view(dtype).reshape(shape, order="F" if fortran else "C").view(np.ndarray)
+    length = 2 if whole[6] == 1 else 4  # bytes that say how long the rest of the header is
+    place = 8 + length + int.from_bytes(whole[8 : 8 + length].tobytes(), "little")
+    shape, fortran, dtype = _header(whole[:place].tobytes())
+    if dtype.hasobject or not prod(shape) or prod(shape) * dtype.itemsize != len(whole) - place:
+        return None
+    return whole[place:].view(dtype).reshape(shape, order="F" if fortran else "C").view(np.ndarray)
+
+
+@lru_cache(maxsize=1024)  # many clients have arrays of one shape
+def _header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    stream = BytesIO(header)
+    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = _HEADERS[np.lib.format.read_magic(stream)](stream)
+    return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lrbpfl.data import LazyClients, lazy, lazy_folder
+from lrbpfl.data import LazyClients, lazy, lazy_folder, npz
 from lrbpfl.data.npz import map_arrays, read_arrays
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import numpy_generator
@@ -28,7 +28,11 @@ Array = np.ndarray[Any, Any]
         (numpy_generator(0).normal(size=(5, 3)), np.savez_compressed),
     ],
 )
-def test_what_is_mapped_is_what_is_read(x: Array, save: Callable[..., None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("small", [0, 2**20])
+def test_what_is_mapped_is_what_is_read(
+    x: Array, save: Callable[..., None], small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(npz, "SMALL", small)
     save(tmp_path / "a.npz", y=np.arange(3), x=x, other=1)
     mapped, read = (way(tmp_path / "a.npz", ("x", "y", "z")) for way in (map_arrays, read_arrays))
     assert mapped.keys() == read.keys() == {"x", "y"}
@@ -36,10 +40,11 @@ def test_what_is_mapped_is_what_is_read(x: Array, save: Callable[..., None], tmp
         assert mapped[name].dtype == read[name].dtype and np.array_equal(mapped[name], read[name])
 
 
-def test_only_what_is_compressed_is_copied(tmp_path: Path) -> None:
+def test_only_what_is_compressed_or_small_is_copied(tmp_path: Path) -> None:
     for name, save in {"plain": np.savez, "small": np.savez_compressed}.items():
-        save(tmp_path / f"{name}.npz", x=np.zeros((9, 9)))
+        save(tmp_path / f"{name}.npz", x=np.zeros((9, 2**15)), y=np.zeros(9))
     assert isinstance(map_arrays(tmp_path / "plain.npz", "x")["x"].base, np.memmap)
+    assert not isinstance(map_arrays(tmp_path / "plain.npz", "y")["y"].base, np.memmap)
     assert not isinstance(map_arrays(tmp_path / "small.npz", "x")["x"].base, np.memmap)
 
 
