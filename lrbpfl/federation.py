@@ -51,7 +51,8 @@ class Federation:
     The model that was given is never changed.
 
     With `precision="bf16"` networks learn in bfloat16 and predict in float32. With `threads` above 1, clients learn one
-    after the other with so many threads each.
+    after the other with so many threads each. `engine` is "processes" otherwise; "ray" runs clients on a Ray cluster,
+    one of this machine's own or that at the `address` (`workers`: its CPUs).
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class Federation:
         start: Literal["auto", "fork", "forkserver", "spawn"] = "auto",
         precision: Precision = "float32",
         threads: int = 1,
+        engine: str | None = None,
+        address: str = "",
         quiet: bool = False,
     ) -> None:
         self.seed, self.quiet = seed, quiet
@@ -106,7 +109,7 @@ class Federation:
             data=gathered.digest,
         )
         _check(self._setup, tokens)
-        self._engine = _engine(workers, threads) | {"device": device, "start": start}
+        self._engine = _engine(engine, workers, threads, address) | {"device": device, "start": start}
         self._data = {
             "dataset": f"{OWN}:{_digest(self._setup)}",
             "partition": "natural",
@@ -250,13 +253,12 @@ def name_of(algorithm: Algorithm) -> str:
     )
 
 
-def _engine(workers: int | None, threads: int) -> dict[str, Any]:
-    """Workers, or one client after the other with several threads each."""
-    if threads == 1:
-        return {"workers": cores() if workers is None else workers}
-    if workers not in (None, 1):
+def _engine(kind: str | None, workers: int | None, threads: int, address: str) -> dict[str, Any]:
+    """Workers, here or on a cluster, or one client after the other with several threads each."""
+    if threads > 1 and workers not in (None, 1):
         raise BadInput(f"workers is {workers} and threads is {threads}: several of both would share the same cores")
-    return {"kind": "serial", "workers": 1}
+    many = (0 if address else cores()) if workers is None else workers
+    return {"kind": kind or ("serial" if threads > 1 else "processes"), "workers": many, "address": address}
 
 
 def _check(setup: Setup, tokens: bool) -> None:

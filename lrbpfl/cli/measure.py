@@ -103,7 +103,7 @@ def scale(*, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"cohort": scaling.COHORT, "workers": scaling.WORKERS, "rows": rows}))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     sizes = f"{scaling.FEATURES}-{scaling.HIDDEN}-{scaling.CLASSES} network, {scaling.COHORT} clients a round"
     console.print(
         f"{sizes}, {scaling.WORKERS} workers; the best of {scaling.ROUNDS - 1}, CPU on average, peaks of memory:"

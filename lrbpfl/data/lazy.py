@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from lrbpfl.data import table_files
@@ -30,10 +31,10 @@ MANY_FILES, MANY_BYTES = 1_000, 2**30
 class LazyClients:
     """Clients that are loaded when they are needed: `load(name)` gives a client's (x, y), always the same.
 
-    They come in the natural order of their `names`. `classes` says what labels there are: so many, 0, 1, ..., or these;
-    without it, everybody is loaded once at the beginning to find out. A client is checked when it is loaded: one that
-    is not in order takes no part in that round, and the record says why. `load` runs in worker processes, and is sent
-    to them as models are.
+    They come in the natural order of their `names`, which are text. `classes` says what labels there are: so many,
+    0, 1, ..., or these; without it, everybody is loaded once at the beginning to find out. A client is checked when it
+    is loaded: one that is not in order takes no part in that round, and the record says why. `load` runs in worker
+    processes, and is sent to them as models are.
     """
 
     def __init__(
@@ -106,19 +107,20 @@ def labels_in(name: str, own: Any) -> npt.NDArray[Any]:
 def _ordered(names: Iterable[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         raise BadInput(f"the names of clients are {names!r}: give a list of them")
-    found = [str(name).strip() for name in names]
+    found = [str(name) for name in names]
     if not found:
         raise BadInput("there are no clients: give at least one name")
-    if len(set(found)) < len(found) or not all(found):
-        twice = next(name for name, times in Counter(found).items() if times > 1 or not name)
-        fault = f"two clients are called {twice!r}" if twice else "a client has an empty name"
+    if len(set(found)) < len(found) or not all(map(str.strip, found)):
+        twice = next(name for name, times in Counter(found).items() if times > 1 or not name.strip())
+        fault = f"two clients are called {twice!r}" if twice.strip() else "a client has an empty name"
         raise BadInput(f"{fault}: every client needs a name of its own")
     return tuple(natural_order(found))
 
 
 def _classes(given: int | Iterable[Label]) -> tuple[Label, ...]:
-    found = tuple(range(given)) if isinstance(given, int) else tuple(given)
-    if not found or len(set(found)) < len(found) or len({isinstance(label, str) for label in found}) > 1:
+    labels = range(given) if isinstance(given, int) else given
+    found = tuple(label.item() if isinstance(label, np.generic) else label for label in labels)
+    if not found or len(set(found)) < len(found) or {type(label) for label in found} not in ({int}, {str}):
         raise BadInput(f"classes is {given!r}: give their number, or different labels, all numbers or all text")
     return found
 

@@ -57,7 +57,8 @@ def pack(setup: Setup) -> Parcel:
         return Parcel(cloudpickle.dumps(_with_data(setup, *data)), block)
     except Exception as error:  # whatever a model or an algorithm holds may say so in its own way
         reason = f"{type(error).__name__}: {error}"
-        raise BadInput(f"the model or the algorithm cannot be sent to a worker process: {reason}") from error
+        what = "the model, the algorithm or what loads clients"
+        raise BadInput(f"{what} cannot be sent to a worker process: {reason}") from error
 
 
 def unpack(parcel: Parcel) -> Setup:

@@ -161,7 +161,7 @@ def _check_clients(setup: Setup) -> None:
 
 
 def _at_hand(setup: Setup) -> Sequence[ClientData]:
-    return setup.clients[:1] if is_lazy(setup.clients) else setup.clients
+    return [setup.clients[0]] if is_lazy(setup.clients) else setup.clients
 
 
 def _check_client(client: ClientData, classes: int) -> None:

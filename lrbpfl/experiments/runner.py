@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lrbpfl import trees
 from lrbpfl.disk import locked, write_file
 from lrbpfl.engines import privacy
-from lrbpfl.engines.loop import Evaluation, Observer, Round, federate
+from lrbpfl.engines.loop import Engine, Evaluation, Observer, Round, federate
 from lrbpfl.engines.work import Setup, granted
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import provenance
@@ -44,7 +45,7 @@ def start(config: Config, path: Path, setup: Setup, progress: Progress) -> dict[
     refuse_existing(path)
     _privacy(config, granted(setup), config.federation.rounds)  # too little noise shows before anything is written
     with claimed(path):
-        return _go(Run.create(path, config, _made_with(setup)), config, setup, progress)
+        return _go(Run(path), config, setup, progress, new=True)
 
 
 def resume(path: Path, progress: Progress, *, loading: bool = False, any_version: bool = False) -> dict[str, Any]:
@@ -101,14 +102,21 @@ def read_summary(path: Path) -> dict[str, Any]:
     return summary
 
 
-def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str, Any]:
+def _go(run: Run, config: Config, setup: Setup, progress: Progress, *, new: bool = False) -> dict[str, Any]:
+    """Train and judge; nothing is written of a new run for which there is no engine."""
     setup = granted(setup)
+    with closing(build_engine(config, setup, run.states)) as engine:
+        if new:
+            run.begin(config, _made_with(setup))
+        return _run(engine, run, config, setup, progress)
+
+
+def _run(engine: Engine, run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str, Any]:
     asked = config.federation
     template = setup.algorithm.init_server(setup.task, generator(setup.seed, "server"))
     checkpoint = run.load(config, template, progress.tell)
     alphas = alphas_of_new(config.data, len(setup.training))
     progress.opened(run, config)
-    engine = build_engine(config, setup, run.states)
     judges: dict[int, Judge] = {}  # at most one at a time, by its round
 
     def judging(t: int, server: Tree) -> Callable[[Evaluation], None]:
@@ -137,7 +145,6 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str,
                 run.save(config, round.t + 1, round.server)
             progress.round(round, verdict.pooled)
     finally:
-        engine.close()
         for judge in judges.values():
             judge.drop()
     return _summarise(run, config, setup, round, verdict)

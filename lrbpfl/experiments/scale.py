@@ -29,7 +29,7 @@ from lrbpfl.trees import Tree
 
 SIZES = (100, 1_000, 10_000, 100_000)
 NAMES = ("lr-bpfl", "pfedbayes", "fedavg")
-COHORT, ROUNDS, JUDGED, WORKERS = 10, 12, 50, 2
+COHORT, ROUNDS, JUDGED, WORKERS = 10, 12, 25, 2
 FILES = 10_000
 WAYS = {"lazily": "no", "at once": "pooled"}  # to read a folder, by the standardising that makes it so
 FEATURES, HIDDEN, CLASSES = 20, 64, 3
@@ -73,7 +73,7 @@ def one(name: str, clients: int, *, cohort: int, rounds: int, judged: int) -> st
         found = {"setup_seconds": time.perf_counter() - began}
         try:
             found |= _rounds(engine, run, config, cohort, rounds)
-            found |= _judged(engine, min(judged, clients))
+            found |= _judged(engine, cohort, rounds, judged)
             found |= {"bytes": _peak(os.getpid()), "worker_bytes": max(_peak(pid) for pid in _workers(engine))}
         finally:
             engine.close()
@@ -132,10 +132,16 @@ def _computed(engine: Processes) -> float:
     return total
 
 
-def _judged(engine: Processes, number: int) -> Row:
-    """How many clients' own models are made and judged in a second, and what one of them computes."""
+def _judged(engine: Processes, cohort: int, rounds: int, number: int) -> Row:
+    """How many clients' own models are made and judged in a second, and what one of them computes.
+
+    Of clients that never took part, if there are any, as most are where there are many.
+    """
     algorithm, task, clients, *_ = engine.setup
-    server, chosen = _server(engine), sample_clients(len(clients), number, 0, 0)
+    everybody = range(len(clients))
+    known = {k for t in range(rounds) for k in sample_clients(len(clients), cohort, 0, t)}
+    chosen = ([k for k in everybody if k not in known] or everybody)[:number]
+    server, number = _server(engine), len(chosen)
     began, computed = time.perf_counter(), _computed(engine)
     for evaluation in engine.evaluate({k: algorithm.broadcast(task, server, k) for k in chosen}, 0):
         if evaluation.failure:

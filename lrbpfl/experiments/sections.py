@@ -35,7 +35,8 @@ class DataSection(Section):
     """Which data, and who gets what."""
 
     # speakers, digits, cifar10, cifar100, or a path: of a .csv or .parquet file with a client column, of a folder of
-    # client-name.npz (.csv, .parquet) files, or of a folder of images client/class/name.png.
+    # client-name.npz (.csv, .parquet) files, or of a folder of images client/class/name.png. If there are more than
+    # 1,000 .npz files, or 1 GiB, clients are loaded when they are needed, unless a key takes all data at once.
     dataset: str = "speakers"
     client_column: str | None = None  # of a table: whose a row is; None: client
     label_column: str | None = None  # of a table: what is to be told; None: label

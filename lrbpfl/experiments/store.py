@@ -43,9 +43,14 @@ class Run:
 
     @classmethod
     def create(cls, path: Path, config: Config, made_with: Mapping[str, str] | None = None) -> "Run":
-        """A new run in a directory that was claimed for it: its configuration, and what it is made with."""
-        write_tables(path, {**config.tables(), "versions": {**versions(), **(made_with or {})}})
-        return cls(path)
+        """A new run in a directory that was claimed for it."""
+        run = cls(path)
+        run.begin(config, made_with or {})
+        return run
+
+    def begin(self, config: Config, made_with: Mapping[str, str]) -> None:
+        """Write down the configuration, and what the run is made with."""
+        write_tables(self.path, {**config.tables(), "versions": {**versions(), **made_with}})
 
     @classmethod
     def open(cls, path: Path) -> tuple["Run", Config]:

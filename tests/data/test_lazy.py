@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lrbpfl.data import LazyClients, lazy, lazy_folder
+from lrbpfl.data import mapped as mapping
 from lrbpfl.data.mapped import map_arrays
 from lrbpfl.data.npz import arrays
 from lrbpfl.errors import BadInput
@@ -29,7 +30,11 @@ Array = np.ndarray[Any, Any]
         (numpy_generator(0).normal(size=(5, 3)), np.savez_compressed),
     ],
 )
-def test_what_is_mapped_is_what_is_read(x: Array, save: Callable[..., None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("small", [0, 2**20])
+def test_what_is_mapped_is_what_is_read(
+    x: Array, save: Callable[..., None], small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapping, "SMALL", small)
     save(tmp_path / "a.npz", y=np.arange(3), x=x, other=1)
     mapped, read = (way(tmp_path / "a.npz", ("x", "y", "z")) for way in (map_arrays, arrays))
     assert mapped.keys() == read.keys() == {"x", "y"}
@@ -37,10 +42,11 @@ def test_what_is_mapped_is_what_is_read(x: Array, save: Callable[..., None], tmp
         assert mapped[name].dtype == read[name].dtype and np.array_equal(mapped[name], read[name])
 
 
-def test_only_what_is_compressed_is_copied(tmp_path: Path) -> None:
+def test_only_what_is_compressed_or_small_is_copied(tmp_path: Path) -> None:
     for name, save in {"plain": np.savez, "small": np.savez_compressed}.items():
-        save(tmp_path / f"{name}.npz", x=np.zeros((9, 9)))
+        save(tmp_path / f"{name}.npz", x=np.zeros((9, 2**15)), y=np.zeros(9))
     assert isinstance(map_arrays(tmp_path / "plain.npz", "x")["x"].base, np.memmap)
+    assert not isinstance(map_arrays(tmp_path / "plain.npz", "y")["y"].base, np.memmap)
     assert not isinstance(map_arrays(tmp_path / "small.npz", "x")["x"].base, np.memmap)
 
 
@@ -62,7 +68,7 @@ def nobody(name: str) -> Any:
 def test_names_come_in_natural_order_and_nobody_is_loaded() -> None:
     clients = LazyClients([f"s{k}" for k in (10, 2, 1)], nobody, classes=3)
     assert clients.names == ("s1", "s2", "s10") and clients.known_classes() == (0, 1, 2)
-    assert clients.digest == LazyClients(("s2", "s1", "s10"), nobody, classes=range(3)).digest
+    assert clients.digest == LazyClients(("s2", "s1", "s10"), nobody, classes=np.arange(3)).digest
     assert clients.digest != LazyClients(clients.names, nobody, classes=4).digest
     assert clients.digest != LazyClients(("s1", "s2", "s11"), nobody, classes=3).digest
 
@@ -77,6 +83,7 @@ def test_names_come_in_natural_order_and_nobody_is_loaded() -> None:
         (["a"], 0, "classes is 0"),
         (["a"], ["x", "x"], "different labels"),
         (["a"], ["x", 1], "all numbers or all text"),
+        (["a"], [0.0, 1.0], "all numbers or all text"),
     ],
 )
 def test_names_and_classes_that_cannot_be(names: Any, classes: Any, words: str) -> None:
@@ -97,7 +104,7 @@ def test_classes_are_found_by_a_look_at_everybody() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three clients, which count as many."""
     monkeypatch.setattr(lazy, "MANY_FILES", 2)
-    for k, name in enumerate(("s10.npz", "s2.npz", "S1.NPZ")):
+    for k, name in enumerate(("s10 .npz", "s2.npz", "S1.NPZ")):
         with (tmp_path / name).open("wb") as file:
             np.savez(file, x=np.full((4, 2), k), y=[0, 0, k, k])
     return tmp_path
@@ -107,7 +114,7 @@ def test_a_large_folder_is_listed_and_its_labels_are_read(folder: Path) -> None:
     (folder / ".hidden.npz").write_text("not a client")
     (folder / "README.md").write_text("not a client either")
     clients = lazy_folder(folder)
-    assert clients is not None and clients.names == ("S1", "s2", "s10") and clients.classes == (0, 1, 2)
+    assert clients is not None and clients.names == ("S1", "s2", "s10 ") and clients.classes == (0, 1, 2)
     known, first = clients.opened()
     assert first.client_names == ("S1",) and first.x.tolist() == [[2.0, 2.0]] * 4 and first.y.tolist() == [0, 0, 2, 2]
     assert clients.dataset(2, known).x.tolist() == [[0.0, 0.0]] * 4
