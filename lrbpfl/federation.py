@@ -2,8 +2,6 @@
 
 import copy
 import dataclasses
-import hashlib
-import json
 import sys
 import tempfile
 import weakref
@@ -13,11 +11,11 @@ from typing import Any, Literal
 
 from torch import nn
 
-from lrbpfl import algorithms, trees
+from lrbpfl import algorithms
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.algorithms.protocol import Algorithm, Task, wishes_of
 from lrbpfl.cli.progress import Display
-from lrbpfl.core.network import init_params, unmasked
+from lrbpfl.core.network import unmasked
 from lrbpfl.core.precision import Precision
 from lrbpfl.disk import write_file
 from lrbpfl.engines.intake import Aggregate
@@ -27,12 +25,11 @@ from lrbpfl.experiments import promises, runner
 from lrbpfl.experiments.build import cores, usable_device
 from lrbpfl.experiments.config import OWN, Config, make_algorithm, parse
 from lrbpfl.experiments.gather import gather
-from lrbpfl.personal.identity import fingerprint
+from lrbpfl.experiments.provenance import setup_digest
 from lrbpfl.personal.model import PersonalModel, load
 from lrbpfl.personal.onboarding import onboard
 from lrbpfl.reports.collect import collect
 from lrbpfl.reports.page import render
-from lrbpfl.rng import generator
 
 COHORT = 5  # clients a round, where nobody says how many
 SHOWN = 5  # names in a sentence
@@ -111,7 +108,7 @@ class Federation:
         _check(self._setup, tokens)
         self._engine = _engine(engine, workers, threads, address) | {"device": device, "start": start}
         self._data = {
-            "dataset": f"{OWN}:{_digest(self._setup)}",
+            "dataset": f"{OWN}:{setup_digest(self._setup)}",
             "partition": "natural",
             "clients": len(gathered.clients),
             "calibration_fraction": float(calibration),
@@ -133,6 +130,8 @@ class Federation:
         *,
         cohort: int | None = None,
         evaluate_every: int = 0,
+        judged: int | None = None,
+        judged_last: int | None = None,
         coverage: float | None = None,
         confidence: float | None = None,
         aggregate: Aggregate = "mean",
@@ -145,13 +144,21 @@ class Federation:
         """Train for so many rounds with `cohort` clients each, and make and judge every client's own model.
 
         With a `directory` everything is kept there: the same call goes on after a cut, and ends in the same bits; with
-        `any_version` also where torch or this package has changed since.
+        `any_version` also where torch or this package has changed since. Where there are many clients, `judged` of them
+        are judged every `evaluate_every` rounds, and `judged_last` at the end, who get models of their own; else all.
         `coverage` (and `confidence`) say what prediction sets promise when clients are judged. `aggregate` ("mean",
         "trimmed", "median"), `clip`, `noise` and `delta` say what the server makes of uploads (`lrbpfl keys`).
         """
         cohort = min(COHORT, len(self.clients)) if cohort is None else cohort
         federation: dict[str, Any] = {"rounds": rounds, "cohort": cohort, "evaluate_every": evaluate_every}
-        federation |= {"aggregate": aggregate, "clip": clip, "noise": noise, "delta": delta}
+        federation |= {
+            "judged": judged,
+            "judged_last": judged_last,
+            "aggregate": aggregate,
+            "clip": clip,
+            "noise": noise,
+            "delta": delta,
+        }
         config = self._config({**federation, "coverage": coverage, "confidence": confidence})
         promises.check_parts(coverage, confidence, config.data.calibration_fraction, self._setup.clients)
         path = Path(directory) if directory is not None else self._aside() / "run"
@@ -276,20 +283,3 @@ def _bare(algorithm: Algorithm, model: nn.Module) -> list[str]:
     bare = unmasked(model, algorithm.mask_layers) if isinstance(algorithm, LRBPFL) else []
     some = ", ".join(bare[:SHOWN]) + (", ..." if len(bare) > SHOWN else "")
     return [f"no masks on {some}: these weights are the same for all clients"] if bare else []
-
-
-def _digest(setup: Setup) -> str:
-    """A hash of everybody's data, of the model, and of those of its weights that training starts from."""
-    found = hashlib.sha256(fingerprint(setup.task.model).encode())
-    found.update(json.dumps([setup.classes, setup.features]).encode())
-    start = init_params(setup.task.model, generator(0), "template" if setup.task.pretrained else "kaiming")
-    for leaf in start.values():
-        found.update(trees.raw(leaf))
-    if setup.data:  # of clients that are not all at hand
-        found.update(setup.data.encode())
-    for client in () if setup.data else setup.clients:
-        found.update(client.name.encode())
-        for name, leaf in trees.named_leaves(client[1:]):
-            found.update(f"{name}{tuple(leaf.shape)}{leaf.dtype}".encode())
-            found.update(trees.raw(leaf))
-    return found.hexdigest()[:16]

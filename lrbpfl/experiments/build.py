@@ -114,8 +114,9 @@ def load_data(config: DataSection, *, progress: bool = False) -> Dataset:
 
 
 def data_hash(config: DataSection) -> str:
-    """A hash of the content of the data that a configuration names; they are read once in a process."""
-    return _data_hash(config.dataset, config.client_column, config.label_column)
+    """The hash of the data that `build` would give to this configuration's setup; they are read once in a process."""
+    source = _lazily(config)
+    return source.digest if source else _data_hash(config.dataset, config.client_column, config.label_column)
 
 
 @cache

@@ -1,6 +1,7 @@
 """What a run was made with: versions, device and data, and whether they are still the same."""
 
 import hashlib
+import json
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -13,8 +14,12 @@ import numpy as np
 from torch import Tensor
 
 from lrbpfl import trees
+from lrbpfl.core.network import init_params
 from lrbpfl.data import Dataset
+from lrbpfl.engines.work import Setup
 from lrbpfl.errors import BadInput
+from lrbpfl.personal.identity import fingerprint
+from lrbpfl.rng import generator
 
 DECIDING = ("lrbpfl", "torch", "numpy", "device")  # may change a number: told, and allowed if asked for
 
@@ -40,6 +45,23 @@ def digest(dataset: Dataset) -> str:
             found.update(trees.raw(value) if isinstance(value, Tensor) else value.tobytes())
         elif field != "name":  # the same data may lie elsewhere
             found.update(f"{field}{value!r}".encode())
+    return found.hexdigest()[:16]
+
+
+def setup_digest(setup: Setup) -> str:
+    """A hash of everybody's data, of the model, and of those of its weights that training starts from."""
+    found = hashlib.sha256(fingerprint(setup.task.model).encode())
+    found.update(json.dumps([setup.classes, setup.features]).encode())
+    start = init_params(setup.task.model, generator(0), "template" if setup.task.pretrained else "kaiming")
+    for leaf in start.values():
+        found.update(trees.raw(leaf))
+    if setup.data:  # of clients that are not all at hand
+        found.update(setup.data.encode())
+    for client in () if setup.data else setup.clients:
+        found.update(client.name.encode())
+        for name, leaf in trees.named_leaves(client[1:]):
+            found.update(f"{name}{tuple(leaf.shape)}{leaf.dtype}".encode())
+            found.update(trees.raw(leaf))
     return found.hexdigest()[:16]
 
 

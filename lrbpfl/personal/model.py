@@ -244,7 +244,10 @@ def _of_client(run: Path, client: str | int | None) -> Path:
         some = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         wrong = f"{run} has models of many clients: name one" if client is None else f"{run} has no client {client!r}"
         raise BadInput(f"{wrong}; its clients: {some}")
-    return run / "clients" / f"{names.index(str(client)):05d}" / "personal.safetensors"
+    file = run / "clients" / f"{names.index(str(client)):05d}" / "personal.safetensors"
+    if not file.exists():
+        raise BadInput(f"{run} holds no model of {client!r}: it was not judged after the last round, or could not be")
+    return file
 
 
 def _client_names(file: Path) -> list[str]:
