@@ -83,7 +83,7 @@ def _is_line(line: Mapping[str, Any]) -> bool:
     if alpha != "sites" and not _is_number(alpha):
         return False
     if "event" in line:
-        return "client" in line and isinstance(line["event"], str) and isinstance(line.get("reason"), str)
+        return isinstance(line["event"], str) and isinstance(line.get("reason"), str)
     return isinstance(line.get("metric"), str) and (line.get("value") is None or _is_number(line["value"]))
 
 

@@ -99,4 +99,4 @@ def test_a_missing_extra_is_told(lrbpfl: Lrbpfl, tmp_path: Path, monkeypatch: py
 
 def test_a_bench_of_serving_takes_no_other_option(lrbpfl: Lrbpfl) -> None:
     code, _, err = lrbpfl("bench", "--serve", "--cost")
-    assert (code, "give it without --cost" in err) == (2, True)
+    assert (code, "give one of them" in err) == (2, True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lrbpfl.experiments import runner, tracking
+from lrbpfl.experiments import judging, tracking
 from tests.cli.conftest import TINY, Lrbpfl
 
 needs_tensorboard = pytest.mark.skipif(not find_spec("tensorboard"), reason="tensorboard is not installed")
@@ -38,7 +38,7 @@ def test_a_run_that_was_interrupted_tells_how_to_go_on_with_its_tracker(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "save_results", interrupt)
+        patch.setattr(judging, "Results", interrupt)
         outcome = lrbpfl("run", "-a", "fedavg", *TINY, "--out", "here", "--track", "tensorboard")
     assert outcome.code == 130 and "go on with: lrbpfl resume here --track tensorboard\n" in outcome.err
     assert lrbpfl("resume", "here", "--track", "tensorboard").code == 0

@@ -128,8 +128,12 @@ def test_odd_infos_become_numbers_or_gaps(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_by_the_user_ends_the_run_whatever_the_client_makes_of_it() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        run(Serial(rogue("signal")))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what started us may ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(Serial(rogue("signal")))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_another_handler_raises_is_not_the_clients_either() -> None:

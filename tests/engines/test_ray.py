@@ -284,8 +284,8 @@ def test_a_worker_without_work_forgets_its_setup(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray_task, "IDLE", 0.05)
     monkeypatch.setitem(ray_task._known, "here", setup)
     answer = unwrap(ray_task.run([Place()], None, wrap(Work("update", 2, 0, {"w": torch.ones(3)}, SEEN))))
-    assert trees.equal(answer.trained.upload, update_client(setup, {"w": torch.ones(3)}, SEEN, 0, 2).upload)
-    assert answer.num_examples == 6
+    assert trees.equal(answer.upload, update_client(setup, {"w": torch.ones(3)}, SEEN, 0, 2).upload)
+    assert answer.examples == 6
     assert becomes_true(lambda: not ray_task._known)
 
 
