@@ -65,7 +65,7 @@ class Memory:
 
     def stage(self, k: int, rounds: int, state: Tree) -> None:
         """Keep it aside."""
-        self._staged[k] = (rounds, state)
+        self._staged = {**_of_round(self._staged, rounds), k: (rounds, state)}
 
     def accept(self, k: int) -> None:
         """Keep it."""
@@ -123,7 +123,7 @@ class Folder:
 
     def stage(self, k: int, rounds: int, state: Tree) -> None:
         """Keep it aside, in memory."""
-        self._staged[k] = (rounds, state)
+        self._staged = {**_of_round(self._staged, rounds), k: (rounds, state)}
 
     def accept(self, k: int) -> None:
         """Write it, unless it holds nothing."""
@@ -189,3 +189,8 @@ class Folder:
 
     def _file(self, k: int, rounds: int) -> Path:
         return self._folder(k) / f"state-{rounds:06d}.safetensors"
+
+
+def _of_round(staged: dict[int, tuple[int, Tree]], rounds: int) -> dict[int, tuple[int, Tree]]:
+    """What was staged in this round; nobody will accept anything of an earlier one."""
+    return {k: kept for k, kept in staged.items() if kept[0] == rounds}
