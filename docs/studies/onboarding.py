@@ -21,12 +21,12 @@ import torch
 
 from lrbpfl import Data, FedAvg, FedAvgFT, Task, onboard, scores
 from lrbpfl.core.network import Params
+from lrbpfl.documents import read
 from lrbpfl.experiments.build import build
 from lrbpfl.experiments.config import Config, parse
 from lrbpfl.experiments.runner import Progress, start
 from lrbpfl.metrics import Predictions, pool, reduce
 from lrbpfl.personal.description import message_of
-from lrbpfl.personal.files import read
 from lrbpfl.personal.onboarding import find_shared
 from lrbpfl.rng import generator
 
