@@ -4,7 +4,7 @@ A candidate is a number of steps and a size of the noise, as multiples of the ca
 on examples that no network has seen: what travels up is, for each, by how much these are likelier than under the
 cautious candidate, summed, the sum of the squares, and how many there were. The server pools the sums over clients and
 rounds, and takes the candidate whose mean gain, less its standard error, is the largest, or else the cautious one.
-Judging takes time, so clients take turns: one half of them is asked at a time.
+Judging takes time, so clients take turns: one half of them is asked at a time, or a quarter where masks go far.
 """
 
 import math
@@ -21,6 +21,7 @@ from lrbpfl.core.inputs import take
 STEPS = (0.0, 1.0, 2.0, 3.0, 6.0, 10.0)  # times the cautious number
 NOISES = (1 / 6, 1 / 2, 1.0)  # times the cautious size
 CAUTIOUS = (1, 2)  # places of 1 and 1
+FAR = 4  # the place from which on masks go far
 VOTERS = 300  # examples that judge, over all clients: more would cost more training data than they tell
 ROUNDING = 1e-3  # a share by which sums in float32 may miss what they are bounded by
 WINDOW = 2  # votes of a client, on average, that count at a time: networks get better, and old votes speak of old ones
@@ -56,9 +57,13 @@ def empty() -> Tally:
     return Tally(*[*zeros, torch.zeros((), dtype=torch.int64)])
 
 
-def has_turn(tally: Tally, client_id: int) -> bool:
-    """Whether the client is to judge in this round, should it take part: even and odd ones, two rounds each."""
-    return (client_id + (int(tally.rounds) + 1) // 2) % 2 == 0  # two: rounds themselves may go by even and odd
+def has_turn(tally: Tally, client_id: int, choice: Choice) -> bool:
+    """Whether the client is to judge in this round, should it take part: even and odd ones, two rounds each.
+
+    Where masks go far, which takes a judge long, a quarter of the clients at a time.
+    """
+    groups = 4 if choice[0] >= FAR else 2
+    return (client_id + (int(tally.rounds) + 1) // 2) % groups == 0  # // 2: rounds themselves may go by even and odd
 
 
 def blank() -> Ballot:

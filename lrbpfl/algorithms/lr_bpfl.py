@@ -169,7 +169,8 @@ class LRBPFL:
         if server.tally is None:
             return Message(W=server.W, ballot=None)
         choice = ballots.choose(server.tally, task.num_clients)
-        return Message(W=server.W, ballot=ballots.asking(choice, judging=ballots.has_turn(server.tally, client_id)))
+        judging = ballots.has_turn(server.tally, client_id, choice)
+        return Message(W=server.W, ballot=ballots.asking(choice, judging=judging))
 
     def client_update(
         self, task: Task, message: Message, client: Client, data: Data, rng: Generator

@@ -70,8 +70,14 @@ def test_clients_take_turns_and_a_round_without_judges_forgets_nothing() -> None
     two = ballots.count(one, [ballots.blank()], num_clients=4)
     assert trees.equal(two._replace(rounds=one.rounds), one)
     rounds = [one._replace(rounds=torch.tensor(t)) for t in range(5)]
-    assert [ballots.has_turn(tally, 0) for tally in rounds] == [True, False, False, True, True]
-    assert [ballots.has_turn(tally, 3) for tally in rounds] == [False, True, True, False, False]
+    assert [ballots.has_turn(tally, 0, (1, 2)) for tally in rounds] == [True, False, False, True, True]
+    assert [ballots.has_turn(tally, 3, (3, 0)) for tally in rounds] == [False, True, True, False, False]
+
+
+def test_where_masks_go_far_a_quarter_of_the_clients_judges_at_a_time() -> None:
+    rounds = [ballots.empty()._replace(rounds=torch.tensor(t)) for t in range(8)]
+    turns = torch.tensor([[ballots.has_turn(tally, k, (ballots.FAR, 0)) for tally in rounds] for k in range(8)])
+    assert turns.sum(dim=0).tolist() == turns.sum(dim=1).tolist() == 8 * [2]
 
 
 def test_a_ballot_goes_up_with_sums_of_gains_over_the_cautious_candidate() -> None:
