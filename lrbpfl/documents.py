@@ -6,7 +6,7 @@ bytes stands beside it: a file that was cut short or altered is refused by name.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,23 @@ FORMAT = 1
 DTYPES = (torch.float16, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool)
 
 
+class Digest:
+    """A hash of a description and of tensors, which come one after the other by their names."""
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self._hash = hashlib.sha256(json.dumps(about, sort_keys=True, allow_nan=False).encode())
+
+    def add(self, name: str, dtype: torch.dtype, shape: Sequence[int], data: Iterable[bytes]) -> None:
+        """One more tensor, its numbers in pieces."""
+        self._hash.update(json.dumps([name, str(dtype), list(shape)]).encode())
+        for part in data:
+            self._hash.update(part)
+
+    def hexdigest(self) -> str:
+        """Of all so far."""
+        return self._hash.hexdigest()
+
+
 class Document(NamedTuple):
     """What a file holds: a description of plain JSON values, and tensors by name."""
 
@@ -33,11 +50,9 @@ class Document(NamedTuple):
     @property
     def digest(self) -> str:
         """A hash of all of it (hex): equal digests, equal content."""
-        text = json.dumps(self.about, sort_keys=True, allow_nan=False)
-        found = hashlib.sha256(text.encode())
+        found = Digest(self.about)
         for name, leaf in sorted(self.tensors.items()):
-            found.update(json.dumps([name, str(leaf.dtype), list(leaf.shape)]).encode())
-            found.update(trees.raw(leaf))
+            found.add(name, leaf.dtype, leaf.shape, [trees.raw(leaf)])
         return found.hexdigest()
 
 

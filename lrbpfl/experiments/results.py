@@ -47,7 +47,7 @@ class Results:
     ) -> None:
         self.run, self.setup, self.t, self.alphas = run, setup, t, alphas
         self.judged, self.names = config.federation.evaluate_on, setup.names
-        self.predictions = Table(run.path / "predictions.safetensors")
+        self.predictions = Table(run.path / "predictions.safetensors", "predictions")
         _write_names(run.path / "clients.json", self.names)
         if setup.task.class_names is not None:
             _write_names(run.path / "classes.json", setup.task.class_names)

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lrbpfl import documents, trees
 from lrbpfl.disk import private_folder, remove_folder, whole, writing
-from lrbpfl.documents import FORMAT, Document
+from lrbpfl.documents import FORMAT, Digest, Document
 from lrbpfl.engines.loop import Evaluation
 from lrbpfl.engines.work import Evaluated
 from lrbpfl.metrics import Predictions
@@ -20,10 +21,11 @@ DTYPES = {torch.int64: "I64", torch.float32: "F32", torch.float64: "F64"}  # in 
 
 
 class Table:
-    """Columns that grow row by row on the disk, and end as one safetensors file."""
+    """Columns that grow row by row on the disk, and end as one document."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: str) -> None:
         self.path, self._aside = path, path.with_name(f".{path.name}.rows")
+        self._about = {"format": FORMAT, "kind": kind}
         self._columns: dict[str, tuple[torch.dtype, list[int]]] = {}  # dtypes and shapes so far
         remove_folder(self._aside)
 
@@ -41,7 +43,9 @@ class Table:
         """Put the columns behind one another; no file where there are no rows."""
         if not self._columns:
             return
-        header, end = {}, 0
+        signed = json.dumps({"about": self._about, "digest": self._digest()})
+        header: dict[str, Any] = {"__metadata__": {"lrbpfl": signed}}
+        end = 0
         for name, (dtype, shape) in self._columns.items():
             size = int(np.prod(shape)) * dtype.itemsize
             header[name] = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": [end, end + size]}
@@ -54,6 +58,14 @@ class Table:
                 with (self._aside / name).open("rb") as rows:
                     shutil.copyfileobj(rows, file)
         self.drop()
+
+    def _digest(self) -> str:
+        """That of the document which the file will be, without reading all of it at once."""
+        found = Digest(self._about)
+        for name, (dtype, shape) in sorted(self._columns.items()):
+            with (self._aside / name).open("rb") as rows:
+                found.add(name, dtype, shape, iter(lambda: rows.read(2**20), b""))
+        return found.hexdigest()
 
     def drop(self) -> None:
         """Let the rows go."""

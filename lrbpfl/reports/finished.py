@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch import Tensor
 
+from lrbpfl import documents
 from lrbpfl.core import gates as gating
 from lrbpfl.errors import BadInput, plain, shown
 from lrbpfl.experiments.results import read_class_names, read_client_names
@@ -103,7 +105,7 @@ def predictions(path: Path) -> dict[str, npt.NDArray[Any]]:
     if not file.is_file():
         return {}
     with reading(file):
-        kept = {name: tensor.numpy() for name, tensor in load_file(file).items()}
+        kept = {name: tensor.numpy() for name, tensor in _columns(file).items()}
         client, y, probs = kept["client"], kept["y"], kept["probs"]
         shapes = {name: column.shape for name, column in kept.items() if name != "probs"}
         fine = probs.ndim == 2 and probs.size > 0 and set(shapes.values()) == {(len(probs),)}
@@ -113,6 +115,16 @@ def predictions(path: Path) -> dict[str, npt.NDArray[Any]]:
         _demand(all(np.isfinite(kept[name]).all() for name in COLUMNS), "it holds numbers that are not finite")
         _demand(probs.min() >= 0 and probs.max() <= 1.001, "it holds probabilities out of range")
     return kept
+
+
+def _columns(file: Path) -> dict[str, Tensor]:
+    """Checked by their checksum, where the run is not older than that."""
+    with safe_open(file, framework="pt") as opened:
+        signed = "lrbpfl" in (opened.metadata() or {})
+    if signed:
+        return documents.read(file, "predictions").tensors
+    columns: dict[str, Tensor] = load_file(file)
+    return columns
 
 
 def ranks(path: Path) -> dict[int, dict[str, tuple[int, int]]]:

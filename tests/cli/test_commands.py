@@ -20,6 +20,7 @@ from lrbpfl.core.gaussian import sample
 from lrbpfl.core.network import init_params, maskable
 from lrbpfl.core.objective import masked_network
 from lrbpfl.data import deal_corruptions
+from lrbpfl.disk import locked
 from lrbpfl.experiments import bench as benchmark
 from lrbpfl.models import cnn
 from tests.cli.conftest import DIGITS, TINY, Lrbpfl
@@ -256,3 +257,21 @@ def test_cost_names_every_algorithm(lrbpfl: Lrbpfl, monkeypatch: pytest.MonkeyPa
     told = json.loads(lrbpfl("bench", "--cost", "--json", "--repeats", 1).out)
     assert told["algorithms"]["fedavg"]["numbers_up"] == 1_276_234
     assert told["algorithms"]["fedavg"]["round_ratio"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["tune", "-a", "fedavg", "-s", "federation.rounds=1", "--vary", "algorithm.lr=0.1", "-o", "here"],
+        ["paper", "run", "transfer", "--only", "speakers", "--only", "fedavg", "--runs", "here"],
+        ["run", "-a", "fedavg", "-s", "federation.rounds=1", "-o", "here"],
+    ],
+)
+def test_a_directory_that_somebody_else_writes_to_is_refused_by_name(
+    command: list[str], lrbpfl: Lrbpfl, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    with locked(tmp_path / "here"):
+        code, _, err = lrbpfl(*command)
+    assert code == 2 and "here is being written by" in err
+    assert not list((tmp_path / "here").iterdir())

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lrbpfl import documents
 from lrbpfl.experiments import judging
 from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.runner import Progress, resume, start
@@ -53,15 +54,15 @@ def test_a_record_written_in_small_pieces_is_the_same(
 
 
 def test_rows_become_one_file_of_the_usual_kind(tmp_path: Path) -> None:
-    table = Table(tmp_path / "table.safetensors")
+    table = Table(tmp_path / "table.safetensors", "rows")
     parts = [{"k": torch.full((n,), n), "p": torch.rand(n, 3), "a": torch.rand(n).double()} for n in (2, 1, 4)]
     for part in parts:
         table.add(part)
     table.finish()
-    found = load_file(tmp_path / "table.safetensors")
+    found = documents.read(tmp_path / "table.safetensors", "rows").tensors
     assert all(torch.equal(found[name], torch.cat([part[name] for part in parts])) for name in ("k", "p", "a"))
     assert [path.name for path in tmp_path.iterdir()] == ["table.safetensors"]
-    Table(tmp_path / "nobody.safetensors").finish()
+    Table(tmp_path / "nobody.safetensors", "rows").finish()
     assert not (tmp_path / "nobody.safetensors").exists()
 
 
