@@ -183,6 +183,7 @@ def _summarise(run: Run, config: Config, setup: Setup, last: Round, verdict: Ver
 
     totals = _totals(run.record.read())
     summary: dict[str, Any] = {**chosen(verdict.pooled), "examples_train": verdict.examples_train, **totals}
+    summary["clients_train"] = len(setup.training)
     summary |= {"parameters": verdict.parameters, "parameters_server": trees.count(last.server)}
     summary |= _privacy(config, setup, config.federation.rounds)
     what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"

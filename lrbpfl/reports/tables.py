@@ -136,7 +136,7 @@ def _on_test(summary: Mapping[str, Mapping[str, Any]]) -> bool:
 
 FOOTNOTE = (
     "Floor: what a perfectly calibrated model with these confidences would score on this many examples.\n"
-    "Evaluated: {evaluated}; {clients:.0f} clients, {trained} examples trained, {judged:.0f} judged, 15 bins."
+    "Evaluated: {evaluated}; {clients} clients, {trained} examples trained, {judged:.0f} judged, 15 bins."
 )
 
 
@@ -144,7 +144,8 @@ def footnote(summary: Mapping[str, Mapping[str, Any]]) -> str:
     """What the numbers of a summary are about."""
     some = next(iter(summary.values()))
     clients, judged, trained = some.get("clients", 0), some.get("examples", 0), some.get("examples_train", "?")
-    text = FOOTNOTE.format(evaluated=some["evaluated"], clients=clients, trained=trained, judged=judged)
+    of = "" if clients == some.get("clients_train", clients) else f" of {some['clients_train']}"  # not all are judged
+    text = FOOTNOTE.format(evaluated=some["evaluated"], clients=f"{clients:.0f}{of}", trained=trained, judged=judged)
     prior = some.get("label_prior")
     if prior:
         text += f"\nLabel prior: {prior:g} (in examples that all classes share), in every algorithm's likelihood."

@@ -121,3 +121,9 @@ def test_the_footnote_tells_an_epsilon_where_there_is_one() -> None:
     text = footnote({"fedavg": {**scores, "epsilon": 12.345, "delta": 1e-5}, "local": scores})
     assert text.endswith("for all that a client holds: fedavg 12.3 (at delta 1e-05).")
     assert "Epsilon" not in footnote({"local": scores})
+
+
+def test_the_footnote_says_of_how_many_clients_those_judged_are_a_part() -> None:
+    scores = {"evaluated": "x", "clients": 4.0, "examples": 132.0, "examples_train": 99}
+    assert "; 4 clients, 99 examples" in footnote({"fedavg": {**scores, "clients_train": 4}})
+    assert "; 4 of 15 clients, 99 examples" in footnote({"fedavg": {**scores, "clients_train": 15}})
