@@ -18,7 +18,7 @@ from lrbpfl.engines.conduct import attempt, told
 from lrbpfl.engines.deadlines import TICK, Deadlines, bound
 from lrbpfl.engines.jobs import Job, Queue
 from lrbpfl.engines.launch import Parcel, Pipe, Start, launch, method, pack, unpack
-from lrbpfl.engines.loop import Evaluation, Reply
+from lrbpfl.engines.pool import Answer, Pool
 from lrbpfl.engines.slots import read, room, to_arrays, to_tensors, write
 from lrbpfl.engines.work import (
     Evaluated,
@@ -34,8 +34,6 @@ from lrbpfl.engines.work import (
 from lrbpfl.errors import BadInput
 from lrbpfl.states import Memory, States
 from lrbpfl.trees import Tree
-
-Answer = Trained | Evaluated | str  # the string says what the client's code raised
 
 
 class Worker:
@@ -139,7 +137,7 @@ def _obituary(worker: Worker, *, late: bool) -> str:
     return f"its worker gave no answer for {worker.waited:.0f} s" if late else f"its worker died (exit code {code})"
 
 
-class Processes:
+class Processes(Pool):
     """Runs clients in `workers` processes, with the bits of the serial engine.
 
     A worker that dies, or does not answer within the deadline (seconds; 0: the rule in `Deadlines`), is replaced, and
@@ -163,27 +161,6 @@ class Processes:
         self._workers: list[Worker] = []
         self._deadlines = Deadlines(self.setup, deadline)
         self._suspects: set[tuple[str, int]] = set()  # what was given up, and for whom
-
-    def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
-        """The clients' replies, in the order of the messages."""
-        for job, answer in self._map("update", messages, t):
-            if isinstance(answer, Trained):
-                self.states.stage(job.k, t + 1, answer.state)
-                yield Reply.of(job.k, answer, job.deaths)
-            else:
-                yield Reply.failed(job.k, str(answer), job.deaths)
-
-    def accept(self, k: int) -> None:
-        """The server took client k's upload: keep the state that came with it."""
-        self.states.accept(k)
-
-    def evaluate(self, messages: Mapping[int, Tree], t: int) -> Iterator[Evaluation]:
-        """The clients' evaluations, in the order of the messages."""
-        for job, answer in self._map("evaluate", messages, t):
-            if isinstance(answer, Evaluated):
-                yield Evaluation(job.k, answer)
-            else:
-                yield Evaluation(job.k, None, str(answer))
 
     def close(self) -> None:
         """End all workers."""

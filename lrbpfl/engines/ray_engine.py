@@ -9,10 +9,10 @@ import torch
 
 from lrbpfl.engines import ray_session as session
 from lrbpfl.engines.conduct import told
-from lrbpfl.engines.loop import Evaluation, Reply
 from lrbpfl.engines.options import Options
-from lrbpfl.engines.ray_task import Answer, Work, common_part, run, unwrap, wrap, wrap_setup
-from lrbpfl.engines.work import Evaluated, Setup, Stateless, Trained, granted, kept
+from lrbpfl.engines.pool import Answer, Pool
+from lrbpfl.engines.ray_task import Work, common_part, run, unwrap, wrap, wrap_setup
+from lrbpfl.engines.work import Setup, Stateless, granted, kept
 from lrbpfl.errors import BadInput
 from lrbpfl.states import Memory, States
 from lrbpfl.trees import Tree
@@ -30,7 +30,7 @@ class Job(NamedTuple):
     deaths: tuple[str, ...] = ()
 
 
-class Ray:
+class Ray(Pool):
     """Runs clients as tasks on a Ray cluster, a CPU and a thread each, with the bits of the serial engine.
 
     The setup lies in every node's store, and what several clients of a round are sent is put there once. What clients
@@ -56,27 +56,6 @@ class Ray:
         self._flight: _Flight | None = None
         self._open = False
         self._enter()
-
-    def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
-        """The clients' replies, in the order of the messages."""
-        for job, answer in self._map("update", messages, t):
-            if isinstance(answer, Trained):
-                self.states.stage(job.k, t + 1, answer.state)
-                yield Reply.of(job.k, answer, job.deaths)
-            else:
-                yield Reply.failed(job.k, str(answer), job.deaths)
-
-    def accept(self, k: int) -> None:
-        """The server took client k's upload: keep the state that came with it."""
-        self.states.accept(k)
-
-    def evaluate(self, messages: Mapping[int, Tree], t: int) -> Iterator[Evaluation]:
-        """The clients' evaluations, in the order of the messages."""
-        for job, answer in self._map("evaluate", messages, t):
-            if isinstance(answer, Evaluated):
-                yield Evaluation(job.k, answer)
-            else:
-                yield Evaluation(job.k, None, str(answer))
 
     def close(self) -> None:
         """Free what was put into the cluster; end it if it is ours alone."""

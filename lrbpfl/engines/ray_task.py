@@ -13,6 +13,7 @@ from torch import Tensor
 from lrbpfl import trees
 from lrbpfl.engines.conduct import attempt, told
 from lrbpfl.engines.launch import Parcel, from_bytes, pack, to_bytes, unpack
+from lrbpfl.engines.pool import Answer
 from lrbpfl.engines.slots import Place, read, room, write
 from lrbpfl.engines.work import Evaluated, Setup, Trained, evaluate_client, keep_memory, update_client
 from lrbpfl.errors import BadInput
@@ -46,9 +47,6 @@ class Work(NamedTuple):
     t: int
     message: Tree
     state: Tree
-
-
-Answer = Trained | Evaluated | str  # the string says what the client's code raised
 
 
 def wrap(tree: Tree) -> Wrapped:
