@@ -81,6 +81,22 @@ def test_a_run_with_new_clients_goes_on_to_the_same_bits(name: str, configure: C
     assert_same(path, contents(tmp_path / "whole"), but=("config.toml",))
 
 
+def test_checkpoints_may_lie_rounds_apart(configure: Configure, tmp_path: Path) -> None:
+    """Cut between two of them, the rounds since the last one are done again."""
+    config = configure(
+        federation={"rounds": 7, "evaluate_every": 2},
+        engine={"kind": "serial", "checkpoint_every": 3},
+        algorithm={"name": "lr-bpfl", **FEW_STEPS},
+    )
+    run(config, tmp_path / "whole")
+    assert sorted(path.name for path in (tmp_path / "whole" / "checkpoint").iterdir()) == ["000006", "000007"]
+    for t in (1, 4):
+        with pytest.raises(Cut):
+            go_on(config, tmp_path / "cut", cut_after(t))
+    resume(tmp_path / "cut", Progress())
+    assert_same(tmp_path / "cut", contents(tmp_path / "whole"))
+
+
 def test_a_run_may_be_cut_before_any_change_to_its_files(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
