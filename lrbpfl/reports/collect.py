@@ -25,6 +25,10 @@ Scores = dict[str, Any]
 Record = Sequence[Mapping[str, Any]]
 
 
+# What runs may differ in that stand side by side: how often they were judged, and what the suffix +temper asks for.
+OF_METHODS = ("federation.evaluate_every", "federation.temper", "data.calibration_fraction")
+
+
 class Group(TypedDict):
     """The uncertainty of the right or of the wrong predictions, in nats."""
 
@@ -89,13 +93,15 @@ def collect(paths: Sequence[Path]) -> list[Result]:
 
 
 def differing(results: Sequence[Result]) -> list[str]:
-    """The keys of data and federation in which runs differ that stand side by side."""
-    found: dict[str, set[str]] = {}
-    for result in results:
-        for section in ("data", "federation"):
-            for key, value in result.tables.get(section, {}).items():
-                found.setdefault(f"{section}.{key}", set()).add(json.dumps(value))
-    return [key for key, values in found.items() if len(values) > 1 and key != "federation.evaluate_every"]
+    """The keys of data and federation in which runs differ that stand side by side; one left out is off there."""
+    tables = [_keys(result) for result in results]
+    keys = [key for key in dict.fromkeys(key for table in tables for key in table) if key not in OF_METHODS]
+    return [key for key in keys if len({json.dumps(table.get(key)) for table in tables}) > 1]
+
+
+def _keys(result: Result) -> dict[str, Any]:
+    sections = {section: result.tables.get(section, {}) for section in ("data", "federation")}
+    return {f"{section}.{key}": value for section, table in sections.items() for key, value in table.items()}
 
 
 def look(p: Predictions) -> View:

@@ -185,3 +185,10 @@ def test_classes_have_their_names_where_the_run_wrote_them(tmp_path: Path) -> No
     named = write_run(tmp_path / "named", class_names=["cat", "dog", "owl", "fox"])
     first, second = collect([named, write_run(tmp_path / "bare")])
     assert first.class_names == {0: "cat", 1: "dog", 2: "owl", 3: "fox"} and second.class_names == {}
+
+
+def test_a_key_that_only_one_run_has_is_a_difference(tmp_path: Path) -> None:
+    """What is off is not written down: noise in one run and none in the other are not the same conditions."""
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", federation={"clip": 1.0, "judged_last": 2, "evaluate_every": 1})
+    assert differing(collect([tmp_path / "a", tmp_path / "b"])) == ["federation.judged_last", "federation.clip"]
