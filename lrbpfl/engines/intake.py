@@ -31,6 +31,9 @@ class Intake(NamedTuple):
     delta: float = 1e-5
 
 
+PLAIN = Intake()  # nothing but the rule about how far an upload may move
+
+
 def check(intake: Intake, where: str = "") -> None:
     """Refuse what cannot be together; `where` goes before the names of fields."""
     farthest, aggregate, trim, clip, noise, delta = intake

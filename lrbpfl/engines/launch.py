@@ -79,7 +79,8 @@ def to_bytes(thing: Any) -> bytes:
 
 
 def from_bytes(packed: bytes) -> Any:
-    """The inverse of `to_bytes`, of what our own driver or worker made."""
+    """The inverse of `to_bytes`."""
+    # Made by our own parent, driver or worker and sent through their pipe or cluster: never read from a file.
     return cloudpickle.loads(packed)
 
 

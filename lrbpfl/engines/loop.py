@@ -10,7 +10,7 @@ from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, Update
 from lrbpfl.engines import intake as taking
 from lrbpfl.engines.conduct import told
-from lrbpfl.engines.intake import Intake
+from lrbpfl.engines.intake import PLAIN, Intake
 from lrbpfl.engines.robust import prepared
 from lrbpfl.engines.work import Evaluated, Setup, Trained, check_setup, dropout_seeded, granted, one_thread
 from lrbpfl.errors import BadInput, plain
@@ -106,7 +106,7 @@ def federate(
     evaluate_every: int = 0,
     judged: int | None = None,
     judged_last: int | None = None,
-    intake: Intake = Intake(),  # noqa: B008 (it cannot be changed)
+    intake: Intake = PLAIN,
     start: tuple[int, Tree] | None = None,
     observe: Observer = lambda what, t, k, of: None,
     judging: Judging | None = None,

@@ -1,5 +1,6 @@
 """Clients that are loaded when they are needed, and only then."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -51,8 +52,8 @@ def loaded(log: Path) -> list[int]:
     return found
 
 
-def setup(clients: object, algorithm: FedAvg | FedBE | None = None) -> Setup:
-    return Setup(algorithm or FedAvg(local_steps=2), Task(nn.Linear(4, 2), 2), clients, seed=0)  # type: ignore[arg-type]
+def setup(clients: Sequence[ClientData], algorithm: FedAvg | FedBE | None = None) -> Setup:
+    return Setup(algorithm or FedAvg(local_steps=2), Task(nn.Linear(4, 2), 2), clients, seed=0)
 
 
 def test_the_most_recently_used_stay_in_memory(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def save(run: Run, t: int, *clients: int, config: Config = CONFIG) -> None:
 
 def load(run: Run, config: Config = CONFIG, told: list[str] | None = None) -> Checkpoint | None:
     """As a new process would: nothing in memory."""
-    run.__init__(run.path)  # type: ignore[misc]
+    run.record, run.states = Run(run.path).record, Run(run.path).states
     return run.load(config, SERVER, (told if told is not None else []).append)
 
 
