@@ -60,8 +60,13 @@ def compare(
         for remark in next(iter(built.values())).remarks:  # the data are everybody's
             tell(remark)
         summary: dict[str, Any] = {}
-        for name, (config, setup, _) in built.items():
-            summary |= start(config, _folder(path, name), setup, progress(name, config))
+        try:
+            for name, (config, setup, _) in built.items():
+                summary |= start(config, _folder(path, name), setup, progress(name, config))
+        except BadInput:  # e.g. there is no such cluster
+            if not any(_folder(path, name).exists() for name in built):
+                (path / "config.toml").unlink()
+            raise
         return _finish(path, summary)
 
 

@@ -21,6 +21,8 @@ from lrbpfl.core.network import init_params, maskable
 from lrbpfl.core.objective import masked_network
 from lrbpfl.data import deal_corruptions
 from lrbpfl.disk import locked
+from lrbpfl.engines import registry
+from lrbpfl.errors import BadInput
 from lrbpfl.experiments import bench as benchmark
 from lrbpfl.models import cnn
 from tests.cli.conftest import DIGITS, TINY, Lrbpfl
@@ -257,6 +259,19 @@ def test_cost_names_every_algorithm(lrbpfl: Lrbpfl, monkeypatch: pytest.MonkeyPa
     told = json.loads(lrbpfl("bench", "--cost", "--json", "--repeats", 1).out)
     assert told["algorithms"]["fedavg"]["numbers_up"] == 1_276_234
     assert told["algorithms"]["fedavg"]["round_ratio"] == 1.0
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_nothing_is_written_where_there_is_no_engine(
+    command: str, lrbpfl: Lrbpfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(*arguments: object) -> None:
+        raise BadInput("no cluster answers")
+
+    monkeypatch.setitem(registry.ENGINES, "processes", nowhere)
+    code, _, err = lrbpfl(command, "-a", "fedavg", "-o", "here", "-q")
+    assert (code, err.strip().splitlines()[-1]) == (2, "lrbpfl: no cluster answers")
+    assert not (tmp_path / "here").exists()
 
 
 @pytest.mark.parametrize(
