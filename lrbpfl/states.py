@@ -130,10 +130,8 @@ class Folder:
         rounds, state = self._staged.pop(k)
         if not trees.leaves(state):
             return
-        named = dict(trees.named_leaves(state))
-        about = {"format": FORMAT, "kind": "state", "client": k, "rounds": rounds}
         private_folder(self.path)
-        documents.write(self._file(k, rounds), Document(about, named), durable=False)
+        write_state(self._file(k, rounds), k, rounds, state, durable=False)
         generations = self._generations.setdefault(k, [])
         if k in self._unsaved:  # nobody can go back to a moment between two saves
             generations.remove(self._unsaved[k])
@@ -169,11 +167,7 @@ class Folder:
         return documents.tree(self._file(k, rounds), self._document(k, rounds), like, infinite=True)
 
     def _document(self, k: int, rounds: int) -> Document:
-        path = self._file(k, rounds)
-        document = documents.read(path, "state")
-        if (document.about.get("client"), document.about.get("rounds")) != (k, rounds):
-            raise BadInput(f"{path} holds another client's or another round's state")
-        return document
+        return read_state(self._file(k, rounds), k, rounds)
 
     def _remember(self, k: int, state: Tree) -> None:
         if k in self._cache:
@@ -185,10 +179,29 @@ class Folder:
             self._used -= trees.nbytes(gone)
 
     def _folder(self, k: int) -> Path:
-        return self.path / f"{k:05d}"
+        return state_file(self.path, k, 0).parent
 
     def _file(self, k: int, rounds: int) -> Path:
-        return self._folder(k) / f"state-{rounds:06d}.safetensors"
+        return state_file(self.path, k, rounds)
+
+
+def state_file(clients: Path, k: int, rounds: int) -> Path:
+    """Where client k's state after so many rounds lies."""
+    return clients / f"{k:05d}" / f"state-{rounds:06d}.safetensors"
+
+
+def write_state(path: Path, k: int, rounds: int, state: Tree, *, durable: bool = True) -> None:
+    """A state, with a checksum and whose it is."""
+    about = {"format": FORMAT, "kind": "state", "client": k, "rounds": rounds}
+    documents.write(path, Document(about, dict(trees.named_leaves(state))), durable=durable)
+
+
+def read_state(path: Path, k: int, rounds: int) -> Document:
+    """What was written, refused by the file's name if it is another's."""
+    document = documents.read(path, "state")
+    if (document.about.get("client"), document.about.get("rounds")) != (k, rounds):
+        raise BadInput(f"{path} holds another client's or another round's state")
+    return document
 
 
 def _of_round(staged: dict[int, tuple[int, Tree]], rounds: int) -> dict[int, tuple[int, Tree]]:

@@ -25,9 +25,10 @@ class Roster(Sequence["ClientData"]):
         load: Callable[[int], "ClientData"],
         *,
         largest: int | None = None,  # who has the most examples, where that is known
+        sample: int = 0,  # who stands for all where one is looked at
         cached: int = CACHED,
     ) -> None:
-        self.names, self.largest = names, largest
+        self.names, self.largest, self.sample = names, largest, sample
         self._load, self._limit, self._used = load, cached, 0
         self._cache: OrderedDict[int, ClientData] = OrderedDict()
 

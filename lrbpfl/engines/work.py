@@ -1,7 +1,7 @@
 """The unit of work that every engine runs: one client's update, one client's evaluation."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from lrbpfl.core.modes import seeded
 from lrbpfl.core.precision import Precision, computing
 from lrbpfl.engines.conduct import attempt, lent, lent_data, lent_task, numbers, other_dice, taken, unharmed
 from lrbpfl.engines.conduct import own_part as own_part
-from lrbpfl.engines.lazy import is_lazy, names_of
+from lrbpfl.engines.lazy import Roster, is_lazy, names_of
 from lrbpfl.engines.process import keep_memory as keep_memory
 from lrbpfl.engines.process import one_thread as one_thread
 from lrbpfl.engines.process import threads
@@ -72,6 +72,13 @@ class Setup(NamedTuple):
     def names(self) -> Sequence[str]:
         """The clients' names; nobody on a roster is loaded for it."""
         return names_of(self.clients)
+
+    @property
+    def at_hand(self) -> Sequence[ClientData]:
+        """All clients, or the one that stands for those who are loaded when they are needed."""
+        if isinstance(self.clients, Roster):
+            return [self.clients[self.clients.sample]]
+        return self.clients[:1] if is_lazy(self.clients) else self.clients
 
     def client(self, k: int) -> ClientData:
         """Client k, checked if it may just have been loaded."""
@@ -140,7 +147,7 @@ def _try_model(setup: Setup) -> None:
 
 def _all_inputs(setup: Setup) -> Iterator[tuple[str, Inputs]]:
     """All inputs of the setup, with a name for each."""
-    for client in _at_hand(setup):
+    for client in setup.at_hand:
         for part, data in _parts(client).items():
             yield f"client {client.name!r}, {part} data", data.x
     if setup.task.public is not None and length(setup.task.public):
@@ -156,12 +163,8 @@ def _check_clients(setup: Setup) -> None:
     if len(setup.training) > len(setup.clients):
         said = f"the task says that {len(setup.training)} clients take part"
         raise BadInput(f"{said}, and the setup has {len(setup.clients)}")
-    for client in _at_hand(setup):
+    for client in setup.at_hand:
         _check_client(client, setup.task.num_classes)
-
-
-def _at_hand(setup: Setup) -> Sequence[ClientData]:
-    return [setup.clients[0]] if is_lazy(setup.clients) else setup.clients
 
 
 def _check_client(client: ClientData, classes: int) -> None:
@@ -202,6 +205,8 @@ class Evaluated(NamedTuple):
     calibration: Predictions | None = None  # on what was kept from training, if anything was
     examples: int = 0  # that it trains on
     scaling: tuple[Tensor, Tensor] | None = None  # of its data
+    # Known already, where the model and its predictions stay elsewhere: these are as fine as bins of confidence then.
+    scores: Mapping[str, float] | None = None
 
 
 def update_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> Trained:

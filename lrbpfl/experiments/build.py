@@ -44,6 +44,8 @@ from lrbpfl.experiments.sections import COHORT, DataSection, FederationSection
 from lrbpfl.models import make
 from lrbpfl.states import States
 
+AT_SITES = "sites"  # stands for the dataset where no machine holds more than its own part
+
 
 class Built(NamedTuple):
     """A configuration in which nothing is left open, what it runs on, and what is worth saying about the data."""
@@ -59,6 +61,8 @@ def build(config: Config, *, progress: bool = False) -> Built:
         raise BadInput(
             "this run's data and model came from Python: go on with Federation(...).fit(directory=...) there"
         )
+    if config.data.dataset == AT_SITES:
+        raise BadInput("this run's data lie at their sites: go on with the lrbpfl sites run that it came from")
     if source := _lazily(config.data):
         return _build_lazily(config, source)
     dataset = load_data(config.data, progress=progress)
@@ -89,14 +93,18 @@ def _build_lazily(config: Config, source: LazyClients) -> Built:
     clients = Roster(source.names, load, largest=int(source.census.sizes.argmax()))
     own = deal_one(first, source.names[0], 0, config.data, config.federation.seed)
     found = lazy_remarks(first, source.census, train=own.train, standardise=config.data.standardise)
-    setup = _checked(config, first, clients, first.x[:0].clone(), len(clients), source.digest)
+    setup = checked_setup(config, first, clients, first.x[:0].clone(), len(clients), source.digest)
     return Built(config=config, setup=setup, remarks=found)
 
 
 def _load_client(
     source: LazyClients, known: Known, config: DataSection, federation: FederationSection, k: int
 ) -> ClientData:
-    dataset, name = source.dataset(k, known), source.names[k]
+    return client_of(source.dataset(k, known), source.names[k], k, config, federation)
+
+
+def client_of(dataset: Dataset, name: str, k: int, config: DataSection, federation: FederationSection) -> ClientData:
+    """Natural client k, whose examples alone the dataset holds, with the parts it would have among all others."""
     group = Group({name: deal_one(dataset, name, k, config, federation.seed)})
     dataset, scalings = _standardised(dataset, group, config, None)
     (client,) = _clients(dataset, group, federation.evaluate_on, scalings)
@@ -152,10 +160,10 @@ def _setup(config: Config, dataset: Dataset, groups: list[Group], progress: bool
         if group is training:
             public = _public(own, group.splits.values(), config.data)
     assert public is not None
-    return _checked(config, dataset, tuple(clients), public, len(training.splits), digest(dataset))
+    return checked_setup(config, dataset, tuple(clients), public, len(training.splits), digest(dataset))
 
 
-def _checked(
+def checked_setup(
     config: Config, dataset: Dataset, clients: Sequence[ClientData], public: Tensor, training: int, data: str
 ) -> Setup:
     """The setup of these clients, of whom so many train; the dataset tells what classes and inputs are like."""

@@ -118,7 +118,7 @@ def make_algorithm(full_name: str, fields: Mapping[str, Any]) -> Algorithm:
         return kind(**{**presets.get(preset, {}), **fields})
     except ValidationError as error:
         known = [field.name for field in dataclasses.fields(kind)]
-        raise _explain("algorithm", error, known) from None
+        raise explain("algorithm", error, known) from None
     except (TypeError, ValueError) as error:  # of a package's dataclass that checks its fields in its own way
         raise BadInput(f"algorithm {name!r} cannot be made: {error}") from None
 
@@ -127,7 +127,7 @@ def _section(name: str, model: type[S], tables: Mapping[str, Any]) -> S:
     try:
         return model(**_table(name, tables.get(name, {})))
     except ValidationError as error:
-        raise _explain(name, error, model.model_fields) from None
+        raise explain(name, error, model.model_fields) from None
 
 
 def _table(name: str, table: Any) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def section_of(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(_table(name, tables.get(name, {})))
 
 
-def _explain(section: str, error: ValidationError, known: Iterable[str]) -> BadInput:
+def explain(section: str, error: ValidationError, known: Iterable[str]) -> BadInput:
     """The first fault as one sentence."""
     fault = error.errors()[0]
     key = str(fault["loc"][0]) if fault["loc"] else "name"

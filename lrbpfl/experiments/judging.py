@@ -1,6 +1,6 @@
 """A round's evaluations, one client at a time: each is scored, written down and let go."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -46,21 +46,23 @@ class _Group:
 
 class Judge:
     """Takes the evaluations of round t, by the clients' rising numbers; where one temperature is fitted for all, they
-    wait on the disk for the last one.
+    wait on the disk for the last one. `sent` says what the message to a client was, and to somebody new.
     """
 
     def __init__(
-        self, run: Run, config: Config, setup: Setup, alphas: Mapping[int, NewKind], t: int, server: Tree
+        self, run: Run, config: Config, setup: Setup, alphas: Mapping[int, NewKind], t: int, sent: Callable[[int], Tree]
     ) -> None:
-        self.run, self.config, self.setup, self.alphas, self.t, self.server = run, config, setup, alphas, t, server
+        self.run, self.config, self.setup, self.alphas, self.t, self.sent = run, config, setup, alphas, t, sent
         self.last = t + 1 == config.federation.rounds
         self.groups = {kind: _Group(setup.seed) for kind in (None, *dict.fromkeys(alphas.values()))}
         self.examples_train = self.parameters = 0
         self.lines: list[dict[str, Any]] = []
         self.calibrations: list[Predictions] = []  # of training clients, where they are pooled
         self.waiting = Waiting(run.path / ".judged")
-        self.results = Results(run, config, setup, t, server, alphas) if self.last else None
+        self.results = Results(run, config, setup, t, sent(len(setup.training)), alphas) if self.last else None
         self.promising = False
+        self.told: Mapping[str, float] = {}  # the scores of the client judged last, and the predictions they are of
+        self.judged: Predictions | None = None
 
     def take(self, evaluation: Evaluation) -> None:
         """One client's evaluation."""
@@ -103,18 +105,19 @@ class Judge:
         if temperature is not None:
             result = result._replace(predictions=tempering.temper(result.predictions, temperature))
         group = self.groups[self.alphas.get(k)]
-        told = group.summary.add(k, result.predictions)
+        told = group.summary.add(k, result.predictions, result.scores)
         if temperature is not None:
             told["temperature"] = temperature
         for name, value in self._promised(k, result, group, told["examples"]):
             told[name] = value
+        self.told, self.judged = told, result.predictions
         for metric, value in told.items():
             self._tell({**self._about(k), "metric": metric, "value": value})
-        message = dict(trees.named_leaves(self.setup.algorithm.broadcast(self.setup.task, self.server, k)))
+        message = dict(trees.named_leaves(self.sent(k)))
         if k in self.setup.training:
             self.examples_train += result.examples
             self.parameters = max(self.parameters, _size(result, message))
-        if self.results:
+        if self.results and result.scores is None:
             self.results.add(k, result, message, told, 1.0 if temperature is None else temperature)
 
     def _promised(self, k: int, result: Evaluated, group: _Group, examples: float) -> Iterator[tuple[str, float]]:

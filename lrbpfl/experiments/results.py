@@ -17,7 +17,7 @@ from lrbpfl.experiments.spool import Table
 from lrbpfl.experiments.store import Run
 from lrbpfl.metrics import Predictions
 from lrbpfl.personal.model import shared_name
-from lrbpfl.personal.pack import Parts, Told, personal_document, shared_document
+from lrbpfl.personal.pack import Parts, Told, newcomer_document, personal_document
 from lrbpfl.trees import Tree
 
 
@@ -43,16 +43,17 @@ class Results:
     """What a finished run keeps, written as clients are judged: names, predictions, what is shared, and models."""
 
     def __init__(
-        self, run: Run, config: Config, setup: Setup, t: int, server: Tree, alphas: Mapping[int, NewKind]
+        self, run: Run, config: Config, setup: Setup, t: int, newcomer: Tree, alphas: Mapping[int, NewKind]
     ) -> None:
         self.run, self.setup, self.t, self.alphas = run, setup, t, alphas
+        self.written = 0  # clients
         self.judged, self.names = config.federation.evaluate_on, setup.names
         self.predictions = Table(run.path / "predictions.safetensors", "predictions")
         _write_names(run.path / "clients.json", self.names)
         if setup.task.class_names is not None:
             _write_names(run.path / "classes.json", setup.task.class_names)
         name = read_name(config.algorithm_name).name
-        self.shared = shared_document(setup, name, server, config.data.standardise)
+        self.shared = newcomer_document(setup, name, newcomer, config.data.standardise)
         documents.write(run.path / shared_name(self.shared), self.shared)
 
     def add(
@@ -77,11 +78,15 @@ class Results:
         )
         own = personal_document(self.shared, Parts(result.personal, result.shared), message, told)
         documents.write(self.run.personal_file(k), own)
+        self.written += 1
         self.predictions.add(self._rows(k, result.predictions))
 
     def finish(self) -> None:
-        """All are there."""
-        self.predictions.finish()
+        """All are there; where predictions stay elsewhere, there is no file of them."""
+        if self.written:
+            self.predictions.finish()
+        else:
+            self.predictions.drop()
 
     def _rows(self, k: int, p: Predictions) -> dict[str, torch.Tensor]:
         """Predictions as rows of a table: client, label, mean probabilities, total and aleatoric uncertainty.

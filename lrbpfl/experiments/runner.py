@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ def resume(path: Path, progress: Progress, *, loading: bool = False, any_version
         return read_summary(path)
     with locked(path):
         setup = build(config, progress=loading).setup
-        _check_origin(path, setup, progress, any_version=any_version)
+        check_origin(path, setup, progress, any_version=any_version)
         return _go(run, config, setup, progress)
 
 
@@ -75,17 +76,18 @@ def proceed(
     if (path / "summary.json").exists():
         return read_summary(path)
     with locked(path):
-        _check_origin(path, setup, progress, any_version=any_version)
+        check_origin(path, setup, progress, any_version=any_version)
         return _go(run, config, setup, progress)
 
 
-def _made_with(setup: Setup) -> dict[str, str]:
+def made_with(setup: Setup) -> dict[str, str]:
     """What, beside versions, may change a number and is in no configuration: the data's content, and the device."""
     return {"device": setup.device, **({"data": setup.data} if setup.data else {})}
 
 
-def _check_origin(path: Path, setup: Setup, progress: Progress, *, any_version: bool) -> None:
-    now = {**provenance.versions(), **_made_with(setup)}
+def check_origin(path: Path, setup: Setup, progress: Progress, *, any_version: bool) -> None:
+    """Tell, or refuse, what the run was made with and is not here."""
+    now = {**provenance.versions(), **made_with(setup)}
     if told := provenance.check(path, read_origin(path), now, any_version=any_version):
         progress.tell(told)
 
@@ -107,11 +109,23 @@ def _go(run: Run, config: Config, setup: Setup, progress: Progress, *, new: bool
     setup = granted(setup)
     with closing(build_engine(config, setup, run.states)) as engine:
         if new:
-            run.begin(config, _made_with(setup))
-        return _run(engine, run, config, setup, progress)
+            run.begin(config, made_with(setup))
+        return carry_out(engine, run, config, setup, progress)
 
 
-def _run(engine: Engine, run: Run, config: Config, setup: Setup, progress: Progress) -> dict[str, Any]:
+def carry_out(
+    engine: Engine,
+    run: Run,
+    config: Config,
+    setup: Setup,
+    progress: Progress,
+    *,
+    showing: Callable[[int, Tree], None] = lambda t, server: None,
+) -> dict[str, Any]:
+    """The rounds that are still to be done, recorded and saved; the summary.
+
+    `showing` hears the round and the server's state before clients are judged by it.
+    """
     asked = config.federation
     template = setup.algorithm.init_server(setup.task, generator(setup.seed, "server"))
     checkpoint = run.load(config, template, progress.tell)
@@ -120,7 +134,8 @@ def _run(engine: Engine, run: Run, config: Config, setup: Setup, progress: Progr
     judges: dict[int, Judge] = {}  # at most one at a time, by its round
 
     def judging(t: int, server: Tree) -> Callable[[Evaluation], None]:
-        judges[t] = Judge(run, config, setup, alphas, t, server)
+        showing(t, server)
+        judges[t] = Judge(run, config, setup, alphas, t, partial(setup.algorithm.broadcast, setup.task, server))
         return judges[t].take
 
     verdict = NOBODY
@@ -147,7 +162,7 @@ def _run(engine: Engine, run: Run, config: Config, setup: Setup, progress: Progr
     finally:
         for judge in judges.values():
             judge.drop()
-    return _summarise(run, config, setup, round, verdict)
+    return summarise(run, config, setup, trees.count(round.server), verdict)
 
 
 def _privacy(config: Config, setup: Setup, rounds: int) -> dict[str, float]:
@@ -175,7 +190,7 @@ def _lines(round: Round, pooled: Mapping[str, float]) -> Iterator[dict[str, Any]
         yield {"round": number, "metric": metric, "value": value}
 
 
-def _summarise(run: Run, config: Config, setup: Setup, last: Round, verdict: Verdict) -> dict[str, Any]:
+def summarise(run: Run, config: Config, setup: Setup, size: int, verdict: Verdict) -> dict[str, Any]:
     """Write summary.json, the last thing a run does: {algorithm: scores and costs}, new clients apart, by alpha."""
 
     def chosen(scores: Mapping[str, float]) -> dict[str, Any]:
@@ -184,9 +199,10 @@ def _summarise(run: Run, config: Config, setup: Setup, last: Round, verdict: Ver
     totals = _totals(run.record.read())
     summary: dict[str, Any] = {**chosen(verdict.pooled), "examples_train": verdict.examples_train, **totals}
     summary["clients_train"] = len(setup.training)
-    summary |= {"parameters": verdict.parameters, "parameters_server": trees.count(last.server)}
+    summary |= {"parameters": verdict.parameters, "parameters_server": size}
     summary |= _privacy(config, setup, config.federation.rounds)
-    what = f"each client's own model after round {last.t + 1}, on its own {config.federation.evaluate_on} split"
+    asked = config.federation
+    what = f"each client's own model after round {asked.rounds}, on its own {asked.evaluate_on} split"
     summary["evaluated"] = what
     summary["label_prior"] = config.federation.label_prior
     summary["temper"] = config.federation.temper

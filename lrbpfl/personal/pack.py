@@ -44,12 +44,16 @@ class Parts(NamedTuple):
 
 
 def shared_document(setup: Setup, name: str, server: Tree, standardise: str = "no") -> Document:
+    """What all clients have in common, from the server's state."""
+    newcomer = setup.algorithm.broadcast(setup.task, server, len(setup.training))
+    return newcomer_document(setup, name, newcomer, standardise)
+
+
+def newcomer_document(setup: Setup, name: str, newcomer: Tree, standardise: str = "no") -> Document:
     """What all clients have in common: the message that somebody new would get, and what it takes to use it.
 
     `standardise` says whether features are put on the scale of each client, or on that of all (`pooled`), told along.
     """
-    algorithm, task, *_ = setup
-    newcomer = algorithm.broadcast(task, server, len(setup.training))
     tensors = {f"message/{name}": leaf.detach().cpu() for name, leaf in trees.named_leaves(newcomer)}
     about = description("shared", name, setup)
     if standardise == "pooled" and (scaled := setup.clients[0].scaling):
@@ -120,8 +124,8 @@ def versions() -> dict[str, str]:
 
 def description(kind: str, name: str, setup: Setup) -> dict[str, Any]:
     """What all files of a federation say."""
-    algorithm, task, clients, *_ = setup
-    inputs = signature(clients[0].train.x)
+    algorithm, task, *_ = setup
+    inputs = signature(setup.at_hand[0].train.x)
     return {
         "format": FORMAT,
         "kind": kind,
