@@ -14,13 +14,12 @@ from nvflare.collab.api.exceptions import RunAborted
 
 from lrbpfl.disk import write_file
 from lrbpfl.errors import plain
-from lrbpfl.sites.flare.job import unpack
+from lrbpfl.sites.flare.job import OUTCOME, RUN, unpack
 from lrbpfl.sites.transport import Letter, Lost
 
 CALLS = ("open", "update", "evaluate", "close", "ping")
 PUBLIC = ("config.toml", "metrics.jsonl", "summary.json", "clients.json", "classes.json", "sites.json")
 SHARED = "W-*.safetensors"
-OUTCOME, RUN = "outcome.json", "run"
 GRACE = 15.0  # seconds beyond a call's own time limit until we stop waiting for NVFlare to say so
 
 
@@ -98,8 +97,10 @@ class HubApp:
         def aborted() -> bool:
             return bool(context.is_aborted())
 
-        outcome = lead(Calls(aborted), root, self.job, aborted)
-        publish(root / "runs" / str(self.job["run"]), results / RUN)
+        try:
+            outcome = lead(Calls(aborted), root, self.job, aborted)
+        finally:  # an aborted leg has finished rounds too
+            publish(root / "runs" / str(self.job["run"]), results / RUN)
         write_file(results / OUTCOME, (json.dumps(outcome, indent=2) + "\n").encode())
         return "done"
 

@@ -13,6 +13,7 @@ HUB, SITE = "lrbpfl.sites.flare.apps.HubApp", "lrbpfl.sites.flare.apps.SiteApp"
 CONTROLLER = "nvflare.collab.runtime.controller.CollabController"
 EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
 ALLOWED = (CONTROLLER, EXECUTOR, "lrbpfl.sites.flare.")  # what server and sites must let in
+OUTCOME, RUN = "outcome.json", "run"  # what a leg leaves for the admin: how it went, and the run's public files
 PLAIN = " \"',:;[]()<>=+-*/\\|!?@#&^~`_."  # all but braces, $ and %: NVFlare fills in variables and secrets between those
 
 

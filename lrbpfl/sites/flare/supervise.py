@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from lrbpfl.errors import BadInput, shown
 from lrbpfl.sites.flare.admin import ENDED, Admin, Gone
-from lrbpfl.sites.flare.apps import OUTCOME, RUN
-from lrbpfl.sites.flare.job import write_job
+from lrbpfl.sites.flare.job import OUTCOME, RUN, write_job
 
 POLL = 1.0  # seconds between two looks
 LOST = 15.0  # seconds a job may be unknown to the server that says it runs: then a crash ended it
