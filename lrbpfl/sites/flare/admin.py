@@ -21,6 +21,8 @@ from lrbpfl.errors import BadInput, plain, shown
 
 T = TypeVar("T")
 CONNECT, ASK, DOWNLOAD = 10.0, 60.0, 600.0  # seconds at most
+SITES = 3.0  # seconds a site has to say what it does
+SILENT = "no_reply"  # a site that the server still counts as connected, and that is not
 ENDED = "FINISHED"  # how the status of a job begins that will never run again
 
 
@@ -67,13 +69,10 @@ class Admin:
 
     def sites(self) -> dict[str, set[str]]:
         """The connected sites that answer, and the jobs of each."""
-        try:
-            told = self._ask("look at sites", lambda session: session.get_client_job_status())
-        except api_spec.NoClientsAvailable:
-            return {}
+        told = self._ask("look at sites", _site_lines)
         found: dict[str, set[str]] = {}
-        for line in told or []:
-            if line.get("client_name") and str(line.get("status", "")).lower() != "no reply":
+        for line in told:
+            if line.get("client_name") and line.get("status") != SILENT:
                 jobs = found.setdefault(str(line["client_name"]), set())
                 if line.get("job_id"):
                     jobs.add(str(line["job_id"]))
@@ -105,7 +104,7 @@ class Admin:
                 raise BadInput(f"{self.name} may not {what}: its role is {self.role}") from None
             except api_spec.JobNotFound:
                 raise BadInput(f"the server at {self.host} knows no such job: was its kit made anew?") from None
-            except (api_spec.NoClientsAvailable, api_spec.JobNotRunning):
+            except api_spec.JobNotRunning:
                 raise
             except api_spec.InvalidJobDefinition as error:
                 raise BadInput(f"the server refuses the job: {plain(error, 300)}") from None
@@ -171,3 +170,19 @@ class Admin:
             raise error
         found: T = value
         return found
+
+
+def _site_lines(session: Session) -> list[dict[str, Any]]:
+    """What each site does; one that hangs makes NVFlare's answer about all too late, so then each is asked alone."""
+    names = [client.name for client in session.get_system_info().client_info]
+    lines: list[dict[str, Any]] = []
+    session.set_timeout(SITES)
+    try:
+        for asked in [names, *([name] for name in names)] if names else []:
+            with contextlib.suppress(api_spec.NoConnection, api_spec.NoReply, api_spec.NoClientsAvailable):
+                lines += session.get_client_job_status(asked) or []
+                if asked is names:
+                    break
+    finally:
+        session.unset_timeout()
+    return lines

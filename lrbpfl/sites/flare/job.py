@@ -14,7 +14,7 @@ CONTROLLER = "nvflare.collab.runtime.controller.CollabController"
 EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
 ALLOWED = (CONTROLLER, EXECUTOR, "lrbpfl.sites.flare.")  # what server and sites must let in
 OUTCOME, RUN = "outcome.json", "run"  # what a leg leaves for the admin: how it went, and the run's public files
-PLAIN = " \"',:;[]()<>=+-*/\\|!?@#&^~`_."  # all but braces, $ and %: NVFlare fills in variables and secrets between those
+PLAIN = " \"',:;[]()<>=+-*/\\|!?@#&^~`_."  # all but braces, $ and %: in those NVFlare fills in variables and secrets
 
 
 def pack(job: Mapping[str, Any]) -> str:
@@ -53,7 +53,11 @@ def write_job(folder: Path, job: Mapping[str, Any], *, hub: str = HUB, site: str
         "executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {"client_obj_id": "_client"}}}],
         "components": [{"id": "_client", "path": site, "args": args}],
     }
-    files = {"meta.json": meta, "app/config/config_fed_server.json": server, "app/config/config_fed_client.json": client}
+    files = {
+        "meta.json": meta,
+        "app/config/config_fed_server.json": server,
+        "app/config/config_fed_client.json": client,
+    }
     for name, content in files.items():
         write_file(folder / name, (json.dumps(content, indent=2) + "\n").encode())
     return folder

@@ -92,8 +92,8 @@ def make_kits(folder: Path) -> list[Path]:
 def _provision(project: Project, state: Path) -> Path:
     """NVFlare's kits of all participants; certificates that were made before are taken from the state."""
     from nvflare.lighter.constants import CtxKey
-    from nvflare.lighter.provision import prepare_project
     from nvflare.lighter.prov_utils import prepare_builders
+    from nvflare.lighter.provision import prepare_project
     from nvflare.lighter.provisioner import Provisioner
 
     quiet, tables = _Quiet(), description(project)

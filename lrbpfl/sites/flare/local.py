@@ -35,7 +35,10 @@ class Running:
 
     def __init__(self, server: Path, sites: Iterable[Path], port: int, environment: Mapping[str, str] | None = None):
         self.server, self.sites, self.port = server.resolve(), [site.resolve() for site in sites], port
-        here = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}", "OMP_NUM_THREADS": "1"}
+        here = {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "OMP_NUM_THREADS": "1",
+        }
         self.environment = {**os.environ, **here, **(environment or {})}
         self.started: dict[Path, subprocess.Popen[bytes]] = {}
 

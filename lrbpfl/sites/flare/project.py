@@ -121,7 +121,9 @@ def parse(tables: Mapping[str, Any]) -> Project:
     sites, admins = [], []
     for table in _list("sites", tables["sites"]):
         _keys("a site", table, ("name", "organisation"))
-        sites.append(Site(_matches("a site's name", table["name"], NAME, "letters, digits, - and _"), _organisation(table)))
+        sites.append(
+            Site(_matches("a site's name", table["name"], NAME, "letters, digits, - and _"), _organisation(table))
+        )
     for table in _list("admins", tables["admins"]):
         _keys("an admin", table, ("name", "organisation", "role"))
         who = _matches("an admin's name", table["name"], ADMIN, "an e-mail address of at most 63 characters")

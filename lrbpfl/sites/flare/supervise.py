@@ -157,9 +157,7 @@ def _abort(admin: Admin, number: str) -> None:
         return
 
 
-def _fetch(
-    admin: Admin, number: str, scratch: Path, out: Path, tell: Tell, patience: float
-) -> dict[str, Any] | None:
+def _fetch(admin: Admin, number: str, scratch: Path, out: Path, tell: Tell, patience: float) -> dict[str, Any] | None:
     """The leg's outcome, None if it left none; its public files go to `out`."""
     found = patient(lambda: admin.download(number, scratch), tell, patience)
     run = found / RUN

@@ -62,7 +62,9 @@ def lead(transport: Any, root: Path, job: Any, aborted: Any) -> dict[str, Any]:
         state["rounds"] += 1
         state["log"].append(sorted(good))
         file.write_text(json.dumps(state))
-        (run / "metrics.jsonl").write_text("".join(json.dumps({"leg": state["leg"], "good": g}) + "\n" for g in state["log"]))
+        (run / "metrics.jsonl").write_text(
+            "".join(json.dumps({"leg": state["leg"], "good": g}) + "\n" for g in state["log"])
+        )
     told = {"run": job["run"], "leg": state["leg"], "rounds": state["rounds"], "of": config["rounds"], "lost": lost}
     return {**told, "complete": state["rounds"] >= config["rounds"], "told": [], "error": config.get("error")}
 
