@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,7 +100,7 @@ class Admin:
         for again in (True, False):
             session = self._open()
             try:
-                return self._bounded(lambda opened=session: question(opened), seconds)
+                return self._bounded(partial(question, session), seconds)
             except api_spec.AuthorizationError:
                 raise BadInput(f"{self.name} may not {what}: its role is {self.role}") from None
             except api_spec.JobNotFound:

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +36,7 @@ def supervise(
         gather(admin, job, tell, patience)
         with tempfile.TemporaryDirectory(prefix="lrbpfl-") as scratch:
             folder = write(Path(scratch) / f"lrbpfl-{job['run']}", job)
-            number = patient(lambda folder=folder: admin.submit(folder), tell, patience)
+            number = patient(partial(admin.submit, folder), tell, patience)
             watch = Watch(admin, number, job, tell, patience)
             try:
                 watch.until_ended()
@@ -48,12 +49,12 @@ def supervise(
                 tell("this leg left no outcome: what it had finished is kept, and the next goes on from there")
                 fruitless += 1
         else:
-            for sentence in outcome.get("told", []):
-                tell(str(sentence))
             if outcome.get("error"):
                 raise BadInput(outcome["error"])
             if outcome.get("complete"):
                 return outcome
+            for sentence in outcome.get("told", []):
+                tell(str(sentence))
             fruitless = 0 if int(outcome["rounds"]) > rounds else fruitless + 1
             rounds = max(rounds, int(outcome["rounds"]))
             tell(f"leg {outcome['leg']} ended after round {outcome['rounds']} of {outcome['of']}")
