@@ -115,9 +115,9 @@ def parse(tables: Mapping[str, Any]) -> Project:
     _keys("server", server, ("host", "organisation", "port", "admin_port"))
     name = _matches("name", tables["name"], NAME, "letters, digits, - and _")
     host = _matches("server.host", server["host"], HOST, "a host name or an IPv4 address of at most 63 characters")
-    ports = [_port(f"server.{key}", server[key]) for key in ("port", "admin_port")]
-    if ports[0] == ports[1]:
-        raise BadInput(f"server.port and server.admin_port are both {ports[0]}: sites and admins need one each")
+    port, admin_port = (_port(f"server.{key}", server[key]) for key in ("port", "admin_port"))
+    if port == admin_port:
+        raise BadInput(f"server.port and server.admin_port are both {port}: sites and admins need one each")
     sites, admins = [], []
     for table in _list("sites", tables["sites"]):
         _keys("a site", table, ("name", "organisation"))
@@ -131,7 +131,7 @@ def parse(tables: Mapping[str, Any]) -> Project:
             raise unknown("role", str(table["role"]), ROLES)
         admins.append(Admin(who, _organisation(table), table["role"]))
     _once([host, "server", *(site.name for site in sites), *(admin.name for admin in admins)])
-    return Project(name, host, _organisation(server), *ports, tuple(sites), tuple(admins))
+    return Project(name, host, _organisation(server), port, admin_port, tuple(sites), tuple(admins))
 
 
 def _keys(what: str, table: Any, known: Sequence[str]) -> None:
