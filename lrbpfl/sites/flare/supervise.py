@@ -15,6 +15,7 @@ from lrbpfl.sites.flare.job import OUTCOME, RUN, write_job
 
 POLL = 1.0  # seconds between two looks
 LOST = 15.0  # seconds a job may be unknown to the server that says it runs: then a crash ended it
+OTHERS = 15.0  # seconds a leg waits for sites that it could do without
 BACK = 12.0  # seconds a site must be idle beside a running leg before that is ended for its sake
 FRUITLESS = 4  # legs in a row without a new round, then we give up
 
@@ -31,9 +32,9 @@ def supervise(
     write: Callable[[Path, Mapping[str, Any]], Path] = write_job,
 ) -> dict[str, Any]:
     """The outcome of the last leg; the run's public files are in `out`. Ctrl-C aborts the leg and goes through."""
-    rounds, fruitless = -1, 0
+    reached, fruitless, expected = (-1, 0), 0, set(job["sites"])
     while True:
-        gather(admin, job, tell, patience)
+        expected = gather(admin, job, expected, tell, patience)
         with tempfile.TemporaryDirectory(prefix="lrbpfl-") as scratch:
             folder = write(Path(scratch) / f"lrbpfl-{job['run']}", job)
             number = patient(partial(admin.submit, folder), tell, patience)
@@ -47,7 +48,6 @@ def supervise(
         if outcome is None:
             if not watch.ours:
                 tell("this leg left no outcome: what it had finished is kept, and the next goes on from there")
-                fruitless += 1
         else:
             if outcome.get("error"):
                 raise BadInput(outcome["error"])
@@ -55,28 +55,29 @@ def supervise(
                 return outcome
             for sentence in outcome.get("told", []):
                 tell(str(sentence))
-            fruitless = 0 if int(outcome["rounds"]) > rounds else fruitless + 1
-            rounds = max(rounds, int(outcome["rounds"]))
             tell(f"leg {outcome['leg']} ended after round {outcome['rounds']} of {outcome['of']}")
+        before, reached = reached, max(reached, _reached(outcome, out, reached))
+        fruitless = 0 if reached > before else fruitless + 1
         if fruitless >= FRUITLESS:
             raise BadInput(f"{fruitless} legs in a row ended without a new round: the logs at the server say why")
 
 
-def gather(admin: Admin, job: Mapping[str, Any], tell: Tell, patience: float) -> None:
-    """Wait until as many sites as the run needs are connected, but not for ever."""
-    until, told = time.monotonic() + patience, False
+def gather(admin: Admin, job: Mapping[str, Any], expected: set[str], tell: Tell, patience: float) -> set[str]:
+    """Wait until as many sites as the run needs are connected, and a little for the other expected ones; who is."""
+    begun, told = time.monotonic(), False
     while True:
         connected = patient(lambda: set(admin.sites()), tell, patience)
         here = sorted(connected & set(job["sites"]) if job["sites"] else connected)
-        if len(here) >= job["minimum"]:
-            return
+        waited = time.monotonic() - begun
+        if len(here) >= job["minimum"] and (waited > OTHERS or expected <= set(here)):
+            return set(here)
         names = ", ".join(here) or "none"
-        if time.monotonic() > until:
+        if len(here) < job["minimum"] and waited > patience:
             raise BadInput(
                 f"after {patience:g} seconds {len(here)} of the run's sites are connected ({names}), "
                 f"and it needs {job['minimum']}: start the others, then the same command again"
             )
-        if not told:
+        if not told and len(here) < job["minimum"]:
             tell(f"waiting for sites: {len(here)} of {job['minimum']} connected ({names})")
             told = True
         time.sleep(POLL)
@@ -148,6 +149,13 @@ def patient(ask: Callable[[], T], tell: Tell, patience: float) -> T:
                 tell(f"{error}; asking again for up to {patience:g} seconds")
                 told = True
             time.sleep(POLL)
+
+
+def _reached(outcome: Mapping[str, Any] | None, out: Path, before: tuple[int, int]) -> tuple[int, int]:
+    """How far the run is: its rounds, or for a leg without an outcome the length of what it wrote about them."""
+    metrics = out / "metrics.jsonl"
+    size = metrics.stat().st_size if metrics.exists() else 0
+    return (int(outcome["rounds"]) if outcome else before[0], size)
 
 
 def _abort(admin: Admin, number: str) -> None:
