@@ -44,9 +44,9 @@ def supervise(
             except BaseException:
                 _abort(admin, number)
                 raise
-            outcome = _fetch(admin, number, Path(scratch), out, tell, patience)
+            outcome = None if watch.lost else _fetch(admin, number, Path(scratch), out, tell, patience)
         if outcome is None:
-            if not watch.ours:
+            if not (watch.ours or watch.lost):
                 tell("this leg left no outcome: what it had finished is kept, and the next goes on from there")
         else:
             if outcome.get("error"):
@@ -89,6 +89,7 @@ class Watch:
     def __init__(self, admin: Admin, number: str, job: Mapping[str, Any], tell: Tell, patience: float) -> None:
         self.admin, self.number, self.job, self.tell, self.patience = admin, number, job, tell, patience
         self.ours = False  # whether we ended it
+        self.lost = False  # whether the server died under it: it has nothing to download then
         self.at_start: set[str] | None = None
         self.worked: set[str] = set()
         self.idle: dict[str, float] = {}  # since when
@@ -108,7 +109,8 @@ class Watch:
             if status == "RUNNING" and self.number not in running:
                 unknown = unknown or now
                 if now - unknown > LOST:
-                    self.tell("the server was started anew: its leg is lost")
+                    self.tell("the server was started anew: what this leg had finished is kept, and the next goes on")
+                    self.lost = True
                     return
             else:
                 unknown = None
