@@ -31,12 +31,9 @@ steps = 100000  # local steps of a client in one round, at most
 RUN = """\
 #!/usr/bin/env bash
 # Runs this kit in the foreground until it is told to end: what systemd expects of a simple service.
-# Texts of errors may hold data; with this switch they stay out of messages and logs.
-export NVFLARE_SECURE_LOGGING=1
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
-%sexec ./startup/sub_start.sh --once
+exec python3 -m lrbpfl.sites.flare.start "$PWD"
 """
-SETTLE = 'python3 -c "from lrbpfl.sites.flare.kits import settle; settle()" || exit 1\n'
 NOBODY = {"byoc": "none", "shell_commands": "none"}  # no code from outside, no look at files, whoever asks
 RIGHTS: dict[str, dict[str, str]] = {
     "project_admin": {
@@ -158,21 +155,10 @@ def _finish(kit: Path, project: Project) -> None:
     permissions = {"format_version": "1.0", "permissions": RIGHTS}
     for name, content in {"resources.json": resources, "authorization.json": permissions}.items():
         write_file(local / name, (json.dumps(content, indent=2) + "\n").encode())
-    write_file(kit / "run.sh", (RUN % (SETTLE if is_server else "")).encode())
+    write_file(kit / "run.sh", RUN.encode())
     (kit / "run.sh").chmod(0o700)
     if not is_server:
         write_file(kit / "site.toml", SITE_TOML.encode(), private=True)
-
-
-def settle(kit: Path = Path()) -> None:
-    """Keep the server's jobs and snapshots in its kit, wherever that lies now, not in a directory for all."""
-    file, here = kit / "local" / "resources.json", kit.resolve()
-    resources = json.loads(file.read_text())
-    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(here / "snapshots")
-    for component in resources["components"]:
-        if component["id"] == "job_manager":
-            component["args"]["uri_root"] = str(here / "jobs")
-    write_file(file, (json.dumps(resources, indent=2) + "\n").encode())
 
 
 def _hide(folder: Path) -> None:

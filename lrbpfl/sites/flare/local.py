@@ -110,7 +110,7 @@ class Running:
 
 def processes(kit: Path) -> list[int]:
     """Processes that work for a kit: its path is an argument of every one of them, whatever session they are in."""
-    mine = {os.fsencode(kit), os.fsencode(kit / "run.sh")}
+    mine = {os.fsencode(path) for path in (kit, kit / "run.sh", kit / "startup" / "sub_start.sh")}
     pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
     return [pid for pid in pids if pid != os.getpid() and mine & set(_line(pid).split(b"\0"))]
 
