@@ -123,32 +123,35 @@ class Admin:
 
     def _open(self) -> Session:
         if self._session is None:
+            self._knock()
             try:
                 self._session = self._bounded(self._connect, 3 * CONNECT)
-            except BadInput:
-                raise
             except Exception as error:
-                raise self._why(error) from None
+                where = f"{self.host}:{self.port}"
+                raise Gone(f"the server at {where} does not let {self.name} in: {plain(error, 200)}") from None
         return self._session
 
     def _connect(self) -> Session:
         with contextlib.redirect_stdout(io.StringIO()):
             return new_secure_session(self.name, str(self.kit), timeout=CONNECT, auto_login_max_tries=1)
 
-    def _why(self, error: Exception) -> BadInput:
-        """Nobody there, somebody else there, or a kit that the server does not take: NVFlare says one word for all."""
+    def _knock(self) -> None:
+        """See at once whether nobody is there, or somebody else: NVFlare has one word for both, and takes its time."""
         startup, where = self.kit / "startup", f"{self.host}:{self.port}"
         try:
             context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
             context.load_cert_chain(str(startup / "client.crt"), str(startup / "client.key"))
-            context.check_hostname = False
-            with socket.create_connection((self.host, self.port), 5) as plain_socket:
-                context.wrap_socket(plain_socket).close()
+            context.check_hostname = False  # NVFlare's certificates are checked against the project's root alone
+            with socket.create_connection((self.host, self.port), 5) as bare:
+                context.wrap_socket(bare).close()
+        except ssl.SSLEOFError:
+            raise Gone(f"the server at {where} hangs up") from None
         except ssl.SSLError:
-            return BadInput(f"the server at {where} is not of the project of {shown(str(self.kit))}: ask for its kit")
+            raise BadInput(
+                f"the server at {where} is not of the project of {shown(str(self.kit))}: ask for its kit"
+            ) from None
         except OSError as fault:
-            return Gone(f"there is no server at {where} ({fault.strerror or type(fault).__name__})")
-        return Gone(f"the server at {where} does not let {self.name} in: {plain(error, 200)}")
+            raise Gone(f"there is no server at {where} ({fault.strerror or type(fault).__name__})") from None
 
     @staticmethod
     def _bounded(work: Callable[[], T], seconds: float) -> T:

@@ -65,6 +65,7 @@ class Running:
 
     def start(self, kit: Path) -> None:
         """Run a kit as its run.sh does, in a process group of its own; what it says goes to console.txt."""
+        self._reap()  # it may be started anew
         with (kit / "console.txt").open("ab") as console:
             self.started[kit] = subprocess.Popen(
                 ["bash", str(kit / "run.sh")],
