@@ -14,8 +14,9 @@ from nvflare.collab.api.exceptions import RunAborted
 
 from lrbpfl.disk import write_file
 from lrbpfl.errors import plain
-from lrbpfl.sites.flare.job import OUTCOME, RUN, unpack
-from lrbpfl.sites.transport import Letter, Lost
+from lrbpfl.sites.flare import wire
+from lrbpfl.sites.flare.job import OUTCOME, RUN, WIRE, unpack
+from lrbpfl.sites.transport import Letter, Lost, What
 
 CALLS = ("open", "update", "evaluate", "close", "ping")
 PUBLIC = ("config.toml", "metrics.jsonl", "summary.json", "clients.json", "classes.json", "sites.json")
@@ -27,10 +28,10 @@ class Calls:
     """Calls to sites over NVFlare, for the thread of the main function."""
 
     def __init__(self, aborted: Callable[[], bool]) -> None:
-        self.aborted = aborted
+        self.aborted, self.traffic = aborted, wire.Traffic()
         self.sites = sorted(client.name for client in collab.clients)
 
-    def call(self, what: str, letters: Mapping[str, Letter], seconds: float) -> Iterator[tuple[str, Letter | Lost]]:
+    def call(self, what: What, letters: Mapping[str, Letter], seconds: float) -> Iterator[tuple[str, Letter | Lost]]:
         """Send all letters now; the answers as they come, and for each missing one the reason."""
         if what not in CALLS:
             raise ValueError(what)
@@ -39,13 +40,14 @@ class Calls:
             if name not in self.sites:
                 arrived.put((name, Lost("gone")))
                 continue
+            wire.count(self.traffic, what, letter, up=False)
             group = collab.get_clients([name])(blocking=False, timeout=float(seconds))
             answers = getattr(group, what)(letter=letter)
             threading.Thread(target=_collect, args=(name, answers, arrived), daemon=True).start()
-        return self._answers(set(letters), arrived, seconds)
+        return self._answers(what, set(letters), arrived, seconds)
 
     def _answers(
-        self, waiting: set[str], arrived: "Queue[tuple[str, Letter | Lost]]", seconds: float
+        self, what: str, waiting: set[str], arrived: "Queue[tuple[str, Letter | Lost]]", seconds: float
     ) -> Iterator[tuple[str, Letter | Lost]]:
         left = float(seconds) + GRACE
         while waiting:
@@ -60,7 +62,9 @@ class Calls:
                     return
                 continue
             waiting.discard(name)
-            if isinstance(answer, Lost) and self.aborted():
+            if not isinstance(answer, Lost):
+                wire.count(self.traffic, what, answer, up=True)
+            elif self.aborted():
                 raise RunAborted("the leg was aborted")
             yield name, answer
 
@@ -97,9 +101,11 @@ class HubApp:
         def aborted() -> bool:
             return bool(context.is_aborted())
 
+        calls = Calls(aborted)
         try:
-            outcome = lead(Calls(aborted), root, self.job, aborted)
+            outcome = lead(calls, root, self.job, aborted)
         finally:  # an aborted leg has finished rounds too
+            write_file(results / WIRE, json.dumps(calls.traffic).encode())
             publish(root / "runs" / str(self.job["run"]), results / RUN)
         write_file(results / OUTCOME, (json.dumps(outcome, indent=2) + "\n").encode())
         return "done"

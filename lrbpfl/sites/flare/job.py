@@ -13,7 +13,8 @@ HUB, SITE = "lrbpfl.sites.flare.apps.HubApp", "lrbpfl.sites.flare.apps.SiteApp"
 CONTROLLER = "nvflare.collab.runtime.controller.CollabController"
 EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
 ALLOWED = (CONTROLLER, EXECUTOR, "lrbpfl.sites.flare.")  # what server and sites must let in
-OUTCOME, RUN = "outcome.json", "run"  # what a leg leaves for the admin: how it went, and the run's public files
+# What a leg leaves for the admin: how it went, what was sent, and the run's public files.
+OUTCOME, WIRE, RUN = "outcome.json", "wire.json", "run"
 PLAIN = " \"',:;[]()<>=+-*/\\|!?@#&^~`_."  # all but braces, $ and %: in those NVFlare fills in variables and secrets
 
 

@@ -13,20 +13,21 @@ from lrbpfl.sites.flare.project import Project
 
 KITS, STATE = "kits", "state"
 SITE_TOML = """\
-# What this site brings, keeps and shares. Nothing here leaves the site.
+# What this site brings, keeps and shares. This file never leaves the site.
 
-data = "data.csv"  # this site's table (CSV or Parquet), from this file's folder or absolute
-client_column = ""  # the column that tells this site's clients apart; empty: the site is one client
+data = "data.csv"  # this site's table (CSV or Parquet); a path from this file's folder, or from the root
 label_column = "label"
+# client_column = "ward"  # the column that tells this site's clients apart; without it the site is one client
 
-store = "store"  # where the clients' private states are kept, from this file's folder or absolute
-share = ["info", "scores", "bins"]  # what the hub may be told beside uploads
-names = "own"  # how the hub knows clients
+store = "store"  # where its clients' private states and models are kept; from this file's folder, or from the root
+names = "own"  # the hub knows clients by the names in the data; "numbers": by the site's name and a number
+info = true  # the hub may be told what an algorithm says about a client's training, such as its loss
+scores = true  # and a client's scores and reliability bins
 
 workers = 1  # processes that train
-seconds = 600  # the longest one call may take
-memory = 4096  # MB of a worker, at most
-steps = 100000  # local steps of a client in one round, at most
+seconds = 600.0  # a worker that takes longer over one client is ended
+# memory = 4.0  # GiB that a worker may take
+# steps = 10000  # jobs that ask for more local steps or epochs are refused
 """
 RUN = """\
 #!/usr/bin/env bash

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lrbpfl.errors import BadInput, shown
+from lrbpfl.sites.flare import wire
 from lrbpfl.sites.flare.admin import ENDED, Admin, Gone
-from lrbpfl.sites.flare.job import OUTCOME, RUN, write_job
+from lrbpfl.sites.flare.job import OUTCOME, RUN, WIRE, write_job
 
 POLL = 1.0  # seconds between two looks
 LOST = 15.0  # seconds a job may be unknown to the server that says it runs: then a crash ended it
@@ -31,8 +32,8 @@ def supervise(
     patience: float,
     write: Callable[[Path, Mapping[str, Any]], Path] = write_job,
 ) -> dict[str, Any]:
-    """The outcome of the last leg; the run's public files are in `out`. Ctrl-C aborts the leg and goes through."""
-    reached, fruitless, expected = (-1, 0), 0, set(job["sites"])
+    """The last leg's outcome and the `wire` of all; public files go to `out`. Ctrl-C aborts the leg and goes through."""
+    reached, fruitless, expected, traffic = (-1, 0), 0, set(job["sites"]), wire.Traffic()
     while True:
         expected = gather(admin, job, expected, tell, patience)
         with tempfile.TemporaryDirectory(prefix="lrbpfl-") as scratch:
@@ -44,7 +45,10 @@ def supervise(
             except BaseException:
                 _abort(admin, number)
                 raise
-            outcome = None if watch.lost else _fetch(admin, number, Path(scratch), out, tell, patience)
+            outcome = None
+            if not watch.lost:
+                outcome, sent = _fetch(admin, number, Path(scratch), out, tell, patience)
+                traffic = wire.add(traffic, sent)
         if outcome is None:
             if not (watch.ours or watch.lost):
                 tell("this leg left no outcome: what it had finished is kept, and the next goes on from there")
@@ -52,7 +56,7 @@ def supervise(
             if outcome.get("error"):
                 raise BadInput(outcome["error"])
             if outcome.get("complete"):
-                return outcome
+                return {**outcome, "wire": traffic}
             for sentence in outcome.get("told", []):
                 tell(str(sentence))
             tell(f"leg {outcome['leg']} ended after round {outcome['rounds']} of {outcome['of']}")
@@ -168,14 +172,19 @@ def _abort(admin: Admin, number: str) -> None:
         return
 
 
-def _fetch(admin: Admin, number: str, scratch: Path, out: Path, tell: Tell, patience: float) -> dict[str, Any] | None:
-    """The leg's outcome, None if it left none; its public files go to `out`."""
+def _fetch(
+    admin: Admin, number: str, scratch: Path, out: Path, tell: Tell, patience: float
+) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The leg's outcome, None if it left none, and what was sent; its public files go to `out`."""
     found = patient(lambda: admin.download(number, scratch), tell, patience)
-    run = found / RUN
-    if run.is_dir():
-        shutil.copytree(run, out, dirs_exist_ok=True)
+    if (found / RUN).is_dir():
+        shutil.copytree(found / RUN, out, dirs_exist_ok=True)
+    return _table(found / OUTCOME), _table(found / WIRE) or {}
+
+
+def _table(file: Path) -> dict[str, Any] | None:
     try:
-        outcome = json.loads((found / OUTCOME).read_text())
+        table = json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-    return outcome if isinstance(outcome, dict) else None
+    return table if isinstance(table, dict) else None

@@ -75,7 +75,7 @@ def lead(transport: Any, root: Path, job: Any, aborted: Any) -> dict[str, Any]:
 
 
 PARTS: dict[str, dict[str, Any]] = {
-    "transport": {"Lost": Lost, "Letter": dict},
+    "transport": {"Lost": Lost, "Letter": dict, "What": str},
     "hub": {"lead": lead},
     "site": {"Site": Site},
 }
