@@ -33,7 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serving": BASE | {"core", "algorithms", "engines", "metrics", "personal"},
     "experiments": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "serving"},
     "reports": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "experiments"},
-    "cli": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "serving", "experiments", "reports"},
+    "sites": BASE | LEAVES | {"core", "algorithms", "engines", "experiments", "reports"},
+    "cli": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "serving", "experiments", "reports", "sites"},
     "federation": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "experiments", "reports", "cli"},
     "__main__": {"cli"},
 }
@@ -98,6 +99,11 @@ def test_imports_point_one_way(file: str) -> None:
 def test_no_engine_knows_an_algorithm_by_name(file: str) -> None:
     of_algorithms = {module for module in imported(file) if module.startswith("lrbpfl.algorithms")}
     assert all(module.startswith("lrbpfl.algorithms.protocol.") for module in of_algorithms), of_algorithms
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if not file.startswith("sites/flare/")])
+def test_nvflare_has_one_place(file: str) -> None:
+    assert "nvflare" not in {module.split(".")[0] for module in imported(file)}
 
 
 def identifiers(tree: ast.AST) -> Iterator[str]:

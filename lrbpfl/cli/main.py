@@ -11,6 +11,7 @@ import typer
 from lrbpfl.cli.items import paper_app
 from lrbpfl.cli.options import AnyVersion, Quiet
 from lrbpfl.cli.personal import commands
+from lrbpfl.cli.sites import sites_app
 from lrbpfl.errors import BadInput, plain, shown
 
 app = typer.Typer(
@@ -226,6 +227,7 @@ def keys(
 
 app.registered_commands += commands.registered_commands
 app.add_typer(paper_app, name="paper")
+app.add_typer(sites_app, name="sites")
 
 
 @app.callback(invoke_without_command=True)

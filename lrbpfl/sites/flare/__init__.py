@@ -1,0 +1,1 @@
+"""Real sites on NVFlare: the only place that imports it."""
