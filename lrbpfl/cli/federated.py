@@ -95,9 +95,8 @@ def _own(kit: Path) -> list[str]:
 
 
 def _table(outcome: Mapping[str, Any], out: Path) -> None:
-    for line in outcome["told"]:
-        print(line)
-    print(f"In {out}: the run's public files.")
+    show(outcome["summary"], out)
+    print(f"In {out}: what the hub has of the run (shared network, scores, record); lrbpfl report makes a page of it.")
 
 
 def _note(sentence: str) -> None:

@@ -111,7 +111,8 @@ def _fresh(name: str) -> Path:
     return Path("runs") / f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _tell(summary: dict[str, Any], out: Path) -> None:
+def show(summary: dict[str, Any], out: Path) -> Console:
+    """The tables of a summary, on a console for what follows them."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=140)
@@ -124,6 +125,11 @@ def _tell(summary: dict[str, Any], out: Path) -> None:
     if words := verdict(summary, best):
         console.print(words, markup=False, highlight=False)
     console.print(footnote(summary), markup=False, highlight=False)
+    return console
+
+
+def _tell(summary: dict[str, Any], out: Path) -> None:
+    console = show(summary, out)
     files = "config.toml, metrics.jsonl (every round, client and metric), summary.json, clients/ (their own models)"
     several = f"summary.json, and a directory for each algorithm with {files}"
     where = f"In {out}: {several if comparison.is_comparison(out) else files}."

@@ -63,3 +63,172 @@ def test_the_same_bits_as_on_one_machine(name: str, job: Making, sites: dict[str
     assert outcome["error"] is None and outcome["complete"] and not outcome["lost"]
     server, _ = serial(asked, sites)
     assert trees.equal(server_of(tmp_path / "runs" / asked["run"]), server)
+
+
+STAMP = {"/run", "/leg", "/t"}
+SCORES = (
+    "accuracy", "nll", "brier", "ece", "mce", "ece_floor", "ece_debiased", "total", "aleatoric", "epistemic", "examples",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_leaves_a_site_is_what_the_docs_name(
+    name: str, job: Making, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    asked = with_public(job, name, tmp_path)
+    post = Post(sites, asked)
+    lead(post, tmp_path, asked, lambda: False)
+    post.end()
+    shapes = {key: leaf.shape for key, leaf in server_like(asked).items()}
+    for what, _, way, letter in post.letters:
+        if way == "there":
+            continue
+        found = dict(leaves(letter))
+        if what == "update":
+            uploads = {path: leaf for path, leaf in found.items() if path.startswith("/clients/#/upload/")}
+            assert {path.removeprefix("/clients/#/upload/") for path in uploads} == shapes.keys()
+            assert all(leaf.shape == shapes[path.removeprefix("/clients/#/upload/")] for path, leaf in uploads.items())
+            rest = found.keys() - uploads.keys() - STAMP - {"/clients/#/examples", "/clients/#/seconds"}
+            assert all(path.startswith("/clients/#/info/") and type(found[path]) is float for path in rest)
+        elif what == "evaluate":
+            scores = {f"/clients/#/scores/{score}" for score in SCORES}
+            bins = {f"/clients/#/bins/{part}" for part in ("counts", "confidence", "correct")}
+            assert found.keys() == STAMP | scores | bins | {"/clients/#/examples", "/clients/#/parameters"}
+            assert all(len(found[path]) == 15 for path in bins)
+            assert not any(isinstance(value, torch.Tensor) for value in found.values())
+        elif what == "open":
+            assert found.keys() <= {"/run", "/leg", "/clients"}
+        else:
+            assert found.keys() == {"/run", "/leg"}
+
+
+def server_like(job: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """A message of this job."""
+    from lrbpfl.experiments.build import checked_setup
+    from lrbpfl.rng import generator
+
+    found = parse(job)
+    form = found.examples(2)
+    stand_in = ClientData("", (form.x, form.y), (form.x, form.y))  # type: ignore[arg-type]
+    from lrbpfl.core.descent import Data
+
+    data = Data(form.x, form.y)
+    stand_in = ClientData("", data, data)
+    setup = checked_setup(found.config, form, (stand_in,), form.x if found.about.public else form.x[:0], 1, "")
+    server = setup.algorithm.init_server(setup.task, generator(0, "server"))
+    return dict(trees.named_leaves(setup.algorithm.broadcast(setup.task, server, 0)))
+
+
+def test_scores_at_the_hub_are_those_of_all_examples_in_one_place(
+    job: Making, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    from lrbpfl.metrics import summarise
+
+    asked = job()
+    post = Post(sites, asked)
+    outcome = lead(post, tmp_path, asked, lambda: False)
+    post.end()
+    engine_setup, _ = serial_evaluations(asked, sites)
+    whole = summarise(engine_setup, seed=0)
+    told = outcome["summary"]["lr-bpfl"]
+    for score in ("accuracy", "nll", "ece_pooled", "mce_pooled", "ece_mean", "examples", "epistemic"):
+        assert told[score] == pytest.approx(whole[score], abs=1e-9), score
+    for score in ("ece_pooled_floor", "ece_pooled_low", "ece_pooled_high", "ece_pooled_debiased"):
+        assert told[score] == pytest.approx(whole[score], abs=0.02), score  # within bins, examples are at their mean
+
+
+def serial_evaluations(job: dict[str, Any], sites: dict[str, Path]) -> tuple[dict[int, Any], None]:
+    found = parse(job)
+    clients: list[ClientData] = []
+    for name, root in sites.items():
+        holding = hold(name, found, *settings_of(root))
+        ids = {client: len(clients) + i for i, client in enumerate(holding.rows)}
+        setup = setup_of(found, holding, ids, 6)
+        clients += [setup.clients[k] for k in ids.values()]
+    engine = Serial(setup._replace(clients=tuple(clients)))
+    last = list(federate(engine, rounds=found.config.federation.rounds, cohort=4, evaluate_every=2))[-1]
+    return {k: e.result.predictions for k, e in last.evaluations.items() if e.result}, None
+
+
+def test_a_lost_answer_leaves_no_trace(job: Making, sites: dict[str, Path], tmp_path: Path) -> None:
+    """A site trains and its answer is lost: its clients go on from what was counted, as if it had never been asked."""
+    asked = job(about={"minimum": 2})
+    states = {}
+    for how in ("there", "back"):
+        root = tmp_path / how
+        own = {name: copy_site(path, root / name) for name, path in sites.items()}
+        post = Post(own, asked, lambda what, site, letter, how=how: lost_once(what, site, letter, how))
+        outcome = lead(post, root, asked, lambda: False)
+        post.end()
+        assert outcome["complete"]
+        states[how] = (server_of(root / "runs" / asked["run"]), post.letters)
+    assert trees.equal(states["there"][0], states["back"][0])
+
+
+def lost_once(what: str, site: str, letter: dict[str, Any], how: str) -> str | None:
+    """Site 2 is lost in the first round."""
+    return how if (what, site, letter.get("t")) == ("update", "site-2", 0) else None
+
+
+def copy_site(source: Path, target: Path) -> Path:
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def test_a_hub_that_is_cut_goes_on_to_the_same_bits(job: Making, sites: dict[str, Path], tmp_path: Path) -> None:
+    """Between an upload and its count, which is the worst moment: sites have newer states than the hub counted."""
+    asked = job()
+
+    class Cut(Exception):
+        pass
+
+    def cut(what: str, site: str, letter: dict[str, Any]) -> str | None:
+        if what == "update" and letter["t"] == 2 and site == "site-3":
+            raise Cut
+        return None
+
+    own = {name: copy_site(path, tmp_path / "cut" / name) for name, path in sites.items()}
+    post = Post(own, asked, cut)
+    with pytest.raises(Cut):
+        lead(post, tmp_path / "cut", asked, lambda: False)
+    post.end()
+    again = Post(own, asked)
+    outcome = lead(again, tmp_path / "cut", asked, lambda: False)
+    again.end()
+    assert outcome["complete"] and outcome["leg"] == 2
+    server, _ = serial(asked, sites)
+    assert trees.equal(server_of(tmp_path / "cut" / "runs" / asked["run"]), server)
+
+
+def test_names_that_two_sites_have_are_refused(job: Making, sites: dict[str, Path], tmp_path: Path) -> None:
+    (sites["site-2"] / "own.csv").write_bytes((sites["site-1"] / "own.csv").read_bytes())
+    asked = job()
+    post = Post(sites, asked)
+    outcome = lead(post, tmp_path, asked, lambda: False)
+    post.end()
+    assert not outcome["complete"] and "both have a client" in outcome["error"]
+
+
+def test_too_few_sites_end_a_leg_with_a_sentence(job: Making, sites: dict[str, Path], tmp_path: Path) -> None:
+    asked = job()
+    post = Post(sites, asked, lambda what, site, letter: "there" if (what, site) == ("update", "site-1") else None)
+    outcome = lead(post, tmp_path, asked, lambda: False)
+    post.end()
+    assert not outcome["complete"] and outcome["rounds"] == 1
+    assert "fewer than 3 sites are left" in outcome["error"] and "site-1" in outcome["lost"]
+
+
+def test_a_site_may_keep_its_scores(job: Making, sites: dict[str, Path], tmp_path: Path) -> None:
+    with (sites["site-2"] / "site.toml").open("a") as file:
+        file.write("scores = false\ninfo = false\n")
+    asked = job()
+    post = Post(sites, asked)
+    outcome = lead(post, tmp_path, asked, lambda: False)
+    post.end()
+    assert outcome["summary"]["lr-bpfl"]["clients"] == 4
+    own = [dict(leaves(letter)) for _, site, way, letter in post.letters if site == "site-2" and way == "back"]
+    assert not any("/scores/" in path or "/bins/" in path or "/info/" in path for found in own for path in found)
+    local = json.loads((sites["site-2"] / "store" / asked["run"] / "summary.json").read_text())
+    assert local["lr-bpfl"]["clients"] == 2
