@@ -59,8 +59,11 @@ class Running:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with suppress(ValueError):  # a second Ctrl-C must not leave half of them running
+            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.stop()
         with suppress(ValueError):
+            signal.signal(signal.SIGINT, interrupt or signal.SIG_DFL)
             signal.signal(signal.SIGTERM, self.before or signal.SIG_DFL)
 
     def start(self, kit: Path) -> None:

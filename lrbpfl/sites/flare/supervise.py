@@ -32,7 +32,7 @@ def supervise(
     patience: float,
     write: Callable[[Path, Mapping[str, Any]], Path] = write_job,
 ) -> dict[str, Any]:
-    """The last leg's outcome and the `wire` of all; public files go to `out`. Ctrl-C aborts the leg and goes through."""
+    """The last leg's outcome and the `wire` of all; public files go to `out`. Ctrl-C ends the leg and goes through."""
     reached, fruitless, expected, traffic = (-1, 0), 0, set(job["sites"]), wire.Traffic()
     while True:
         expected = gather(admin, job, expected, tell, patience)
