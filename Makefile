@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test install lint types tests
+.PHONY: demo test install lint types tests wheel
 
 demo: install
 	$(BIN)/lrbpfl compare
@@ -26,3 +26,9 @@ types: install
 
 tests: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# What a release holds, in dist/, tried in an empty environment.
+wheel: install
+	rm -rf dist build
+	$(BIN)/python -m build --quiet --outdir dist .
+	PYTHON=$(BIN)/python .ci/wheel

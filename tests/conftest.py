@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections import Counter
 
 import pytest
 import torch
@@ -18,6 +19,18 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 # A Ray of a test answers to that test alone, tells nobody, and leaves no token in anybody's home.
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line of what was skipped and why, so that a missing browser or extra is no secret."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.getreports("skipped")
+        if isinstance(report.longrepr, tuple)
+    )
+    if reasons:
+        told = "; ".join(f"{reason} ({times})" for reason, times in sorted(reasons.items()))
+        terminalreporter.write_line(f"skipped: {told}")
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,12 @@ def stochastic_weights(model: nn.Module, which: Stochastic) -> list[str]:
 
 def variances(log_variances: LogVariances) -> dict[str, Tensor]:
     """The variances v = exp(clamp(l, -8.5, 8.5)), at least 2.03e-4; beyond the ends l has no gradient."""
-    return {name: log_v.clamp(LOWEST, HIGHEST).exp() for name, log_v in log_variances.items()}
+    return {name: _cut(log_v).exp() for name, log_v in log_variances.items()}
+
+
+def _cut(log_v: Tensor) -> Tensor:
+    """Between the ends, with a gradient of 1 at them: new clients begin there, and torch's own clamp may have none."""
+    return torch.where(log_v < LOWEST, LOWEST, torch.where(log_v > HIGHEST, HIGHEST, log_v))
 
 
 def kl(W: Params, log_variances: LogVariances) -> Tensor:

@@ -48,7 +48,7 @@ def sampler() -> Callable[..., Any]:
     try:
         from polyagamma import random_polyagamma
     except ImportError:
-        raise BadInput("pFedGP draws Polya-Gamma variables: install lrbpfl[gp]") from None
+        raise BadInput("pFedGP draws Polya-Gamma variables: install lrbpfl[gp], on Python 3.13 or older") from None
     draw: Callable[..., Any] = random_polyagamma
     return draw
 

@@ -1,9 +1,12 @@
 """How a worker process comes to life, and how what the parent knows reaches it, whatever the platform."""
 
 import multiprocessing
+import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from threading import Lock
@@ -21,7 +24,9 @@ from lrbpfl.engines.work import Setup
 from lrbpfl.errors import BadInput
 from lrbpfl.trees import Tree
 
-Start = Literal["auto", "fork", "forkserver", "spawn"]  # auto: fork on Linux where clients run on the CPU, or spawn
+Start = Literal[
+    "auto", "fork", "forkserver", "spawn"
+]  # auto: fork on Linux if clients run on the CPU and it works; else spawn
 
 _main_is_hidden = Lock()
 
@@ -29,14 +34,36 @@ _main_is_hidden = Lock()
 def method(start: Start, device: str) -> str:
     """The start method meant, if this platform has it and this device bears it."""
     if start == "auto":  # forked workers share the data with this process, but a fork of a GPU's user cannot use it
-        return "fork" if sys.platform == "linux" and device == "cpu" else "spawn"
+        return "fork" if sys.platform == "linux" and device == "cpu" and forks_learn() else "spawn"
     known = multiprocessing.get_all_start_methods()
     if start not in known:
         allowed = ", ".join(name for name in get_args(Start) if name in ("auto", *known))
         raise BadInput(f"worker processes cannot be started by {start!r} here: give one of {allowed}")
     if start == "fork" and torch.device(device).type != "cpu":
         raise BadInput(f"worker processes that use {device} cannot be forked: start them by spawn, forkserver or auto")
+    if start == "fork" and not forks_learn():
+        raise BadInput("this torch computes no gradients in forks: start worker processes by spawn, forkserver or auto")
     return start
+
+
+@cache
+def forks_learn() -> bool:
+    """Whether a fork of this process computes gradients: not where torch holds threads for a GPU, used or not."""
+    _gradient()  # which starts such threads
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            _gradient()
+        except RuntimeError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _gradient() -> None:
+    torch.ones((), requires_grad=True).square().backward()
 
 
 class Parcel(NamedTuple):

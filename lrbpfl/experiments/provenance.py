@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lrbpfl import trees
@@ -27,7 +28,11 @@ DECIDING = ("lrbpfl", "torch", "numpy", "device")  # may change a number: told, 
 @cache
 def versions() -> dict[str, str]:
     """Packages, Python, machine, and the commit where there is one."""
-    found = {name: version(name) for name in ("lrbpfl", "torch", "numpy")}
+    found = {
+        "lrbpfl": version("lrbpfl"),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }  # with torch's build
     found |= {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
     source = Path(__file__).resolve().parents[2]
     if (source / ".git").exists():

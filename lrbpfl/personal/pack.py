@@ -119,7 +119,7 @@ def _scores(told: Told) -> dict[str, float]:
 
 def versions() -> dict[str, str]:
     """What a file was made with."""
-    return {name: version(name) for name in ("lrbpfl", "torch")}
+    return {"lrbpfl": version("lrbpfl"), "torch": str(torch.__version__)}
 
 
 def description(kind: str, name: str, setup: Setup) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_a_tracker_that_fails_is_told_as_a_line(
     assert "fedavg: tensorboard fails, the run goes on without it: OSError: no [space] left\n" in outcome.err
 
 
-@pytest.mark.skipif(not find_spec("mlflow"), reason="mlflow is not installed")
+@pytest.mark.skipif(not all(map(find_spec, tracking.PACKAGES["mlflow"])), reason="mlflow or its store is missing")
 def test_mlflow_writes_beside_and_calls_nobody(tmp_path: Path) -> None:
     """In a process of its own, where MLflow does not know that this is a test."""
     code = (

@@ -64,12 +64,13 @@ def test_a_layer_that_is_never_called_is_left_out() -> None:
 
 
 def test_variances_are_cut_off_and_have_no_gradient_beyond() -> None:
-    log_variance = torch.tensor([-17.0, -8.6, -8.4, 0.0, 8.6], requires_grad=True)
+    """At the ends they have one, whatever the version of torch: that of a new client is -8.5, and must get away."""
+    log_variance = torch.tensor([-17.0, -8.6, -8.5, 0.0, 8.5, 8.6], requires_grad=True)
     v = dropout.variances({"w": log_variance})["w"]
-    expected = torch.tensor([math.exp(-8.5), math.exp(-8.5), math.exp(-8.4), 1.0, math.exp(8.5)])
+    expected = torch.tensor([math.exp(-8.5), math.exp(-8.5), math.exp(-8.5), 1.0, math.exp(8.5), math.exp(8.5)])
     torch.testing.assert_close(v, expected)
     v.sum().backward()
-    torch.testing.assert_close(log_variance.grad, expected * torch.tensor([0.0, 0, 1, 1, 0]))
+    torch.testing.assert_close(log_variance.grad, expected * torch.tensor([0.0, 0, 1, 1, 1, 0]))
 
 
 def kl(theta: float, v: float) -> float:

@@ -189,5 +189,7 @@ def test_gradients_pass_through_the_kernel() -> None:
 
 def test_a_missing_sampler_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "polyagamma", None)
-    with pytest.raises(BadInput, match=r"^pFedGP draws Polya-Gamma variables: install lrbpfl\[gp\]$"):
+    with pytest.raises(
+        BadInput, match=r"^pFedGP draws Polya-Gamma variables: install lrbpfl\[gp\], on Python 3.13 or older$"
+    ):
         gp.sampler()

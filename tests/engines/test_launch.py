@@ -1,5 +1,6 @@
 """Workers of every kind: from scripts as people write them, and gone when their parent is."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from torch import nn
 
 from lrbpfl import trees
 from lrbpfl.core.descent import Data
+from lrbpfl.engines import launch
 from lrbpfl.engines.launch import Start, hidden_main, method, pack, unpack
 from lrbpfl.engines.loop import federate
 from lrbpfl.engines.processes import Processes
@@ -150,7 +152,23 @@ def test_a_way_that_cannot_work_is_refused(start: Start, device: str, words: str
 
 def test_forks_are_for_the_cpu_only() -> None:
     assert method("auto", "cuda:1") == "spawn"
-    assert method("auto", "cpu") == ("fork" if sys.platform == "linux" else "spawn")
+    assert method("auto", "cpu") == ("fork" if sys.platform == "linux" and launch.forks_learn() else "spawn")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_where_forks_compute_no_gradients_nobody_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch refuses them in a fork of a process that has threads for a GPU, even if all clients are on the CPU."""
+    parent = os.getpid()
+
+    def gradient() -> None:
+        if os.getpid() != parent:
+            raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing")
+
+    monkeypatch.setattr(launch, "_gradient", gradient)
+    monkeypatch.setattr(launch, "forks_learn", launch.forks_learn.__wrapped__)
+    assert method("auto", "cpu") == "spawn"
+    with pytest.raises(BadInput, match="no gradients in forks: start worker processes by spawn"):
+        method("fork", "cpu")
 
 
 def test_the_main_module_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

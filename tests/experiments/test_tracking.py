@@ -17,7 +17,7 @@ from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import Config
 from lrbpfl.experiments.runner import Progress, resume, start
 from lrbpfl.experiments.store import Run
-from lrbpfl.experiments.tracking import TRACKERS, follow
+from lrbpfl.experiments.tracking import PACKAGES, TRACKERS, follow
 from tests.experiments.conftest import Configure, contents, run
 from tests.experiments.reaper import Cut
 from tests.experiments.test_resume import cut_after
@@ -26,7 +26,7 @@ from tests.experiments.test_resume import cut_after
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
 needs_tensorboard = pytest.mark.skipif(not find_spec("tensorboard"), reason="tensorboard is not installed")
-needs_mlflow = pytest.mark.skipif(not find_spec("mlflow"), reason="mlflow is not installed")
+needs_mlflow = pytest.mark.skipif(not all(map(find_spec, PACKAGES["mlflow"])), reason="mlflow or its store is missing")
 Points = dict[tuple[str, int], float]  # (name of a curve, round) -> value
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
+from scipy import stats
 
 from lrbpfl.metrics import calibration, debiased, ece, floor, interval, null_gaps, reliability
 from lrbpfl.metrics.calibration import Bins
@@ -136,13 +137,16 @@ def test_the_interval_of_one_sure_bin_is_that_of_a_mean() -> None:
     assert (low, high) == pytest.approx((0.3 - half, 0.3 + half), abs=0.03 * half)
 
 
-def test_the_interval_of_a_calibrated_model_begins_at_zero_and_holds_what_was_observed() -> None:
+def test_the_interval_of_a_calibrated_model_begins_at_zero_and_at_any_level_holds_what_was_observed() -> None:
+    """Noise only adds to such a model's ECE: at low levels both ends would lie below it."""
     rng = np.random.default_rng(15)
-    for _ in range(20):
-        p = confidences(100, rng)
-        hit = rng.random(100) < p
-        low, high = interval(p, hit, rng=rng, level=0.999)
-        assert low == 0.0 < ece(reliability(p, hit)) <= high
+    for level in (0.05, 0.999):
+        for _ in range(20):
+            p = confidences(100, rng)
+            hit = rng.random(100) < p
+            low, high = interval(p, hit, rng=rng, level=level)
+            assert low <= ece(reliability(p, hit)) <= high + 1e-12
+            assert low == 0.0 or level == 0.05
 
 
 def test_clients_that_repeat_themselves_are_no_more_evidence() -> None:
@@ -151,7 +155,18 @@ def test_clients_that_repeat_themselves_are_no_more_evidence() -> None:
     one = interval(p, hit, clients=own, rng=np.random.default_rng(16))
     many = interval(*(np.repeat(x, 50) for x in (p, hit)), clients=np.repeat(own, 50), rng=np.random.default_rng(16))
     assert many == pytest.approx(one)
-    assert interval(p, hit, rng=np.random.default_rng(16)) == pytest.approx(one)  # an example is a client of one
+
+
+def test_the_interval_of_a_sure_bin_over_few_clients_is_a_ratio_s() -> None:
+    """Clients of unequal sizes: the textbook's variance of sum(hits) / sum(sizes), and Student's quantile."""
+    sizes, hits = np.array([20, 40, 60, 200, 80]), np.array([7, 11, 21, 58, 26])
+    n, k, share = sizes.sum(), len(sizes), hits.sum() / sizes.sum()
+    hit = np.concatenate([np.arange(size) < h for size, h in zip(sizes, hits, strict=True)])
+    error = math.sqrt(k / (k - 1) * ((hits - share * sizes) ** 2).sum()) / n
+    half = stats.t.ppf(0.975, k - 1) * error
+    owner = np.repeat(np.arange(k), sizes)
+    got = interval([0.95] * n, hit, clients=owner, rng=np.random.default_rng(18), draws=100_000)
+    assert got == pytest.approx((0.95 - share - half, 0.95 - share + half), abs=0.03 * half)
 
 
 def test_the_interval_of_a_single_group_is_everything() -> None:
