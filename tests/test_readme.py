@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README, CONFIGURATION = ROOT / "README.md", ROOT / "docs" / "configuration.md"
 
 
 def example() -> str:
@@ -58,5 +59,5 @@ def test_every_key_of_a_configuration_is_in_its_table() -> None:
     from lrbpfl.experiments.config import SECTIONS
 
     for section, model in SECTIONS.items():
-        (row,) = re.findall(rf"^\| `{section}` \| (.*) \|$", README.read_text(), re.MULTILINE)
+        (row,) = re.findall(rf"^\| `{section}` \| (.*) \|$", CONFIGURATION.read_text(), re.MULTILINE)
         assert set(model.model_fields) <= set(re.findall(r"`(\w+)`", row))
