@@ -71,12 +71,16 @@ def panels(rows: Sequence[Row], tables: dict[str, str], columns: Sequence[str], 
             axes = figure.add_subplot(down, across, line * across + place % across + 1)
             found = [row for row in rows if row["table"] == table and row["column"] == column]
             dots(axes, found, methods, printed)
-            axes.set_title(f"{column}: {title}", fontsize=9, loc="left")
+            axes.set_title(f"{column.removeprefix('new, ')}: {title}", fontsize=9, loc="left")
             if place % across:
                 axes.set_yticklabels([])
             likely = [float(row["value"]) for row in found if row["value"]]
             if table == NLL:  # a method that has learned nothing would push the others together
                 axes.set_xlim(0, min(max(likely) * 1.08, 4.5 * sorted(likely)[0] + 0.3))
+                beyond = axes.get_xlim()[1]
+                for row in found:
+                    if float(row["value"] or 0) > beyond:
+                        axes.plot([beyond], [-methods.index(row["row"])], ">", color=OTHERS, ms=6, clip_on=False)
             else:
                 axes.set_xlim(left=0)
     return figure
@@ -147,7 +151,7 @@ def main() -> None:
         save(panels(transfer, {NLL: "NLL"}, small, 3, False), "differ-nll.svg")
         save(panels(transfer, {ECE: "ECE"}, small, 3, False), "differ-ece.svg")
         save(panels(transfer, {NLL: "NLL", ECE: "ECE"}, cifar, 4, False), "differ-cifar.svg")
-        save(panels(new, {ECE: "ECE", WORST: "worst client"}, alphas, 5, True), "new-clients.svg")
+        save(panels(new, {ECE: "ECE", WORST: "worst"}, alphas, 5, True), "new-clients.svg")
         save(panels(table2, {ECE: "ECE"}, [cifar[0], cifar[1], cifar[3]], 3, True), "paper-calibration.svg")
         save(forest([row for row in read("one-change.csv") if row["nll_change"]]), "one-change.svg")
         save(onboarding(read("onboarding.csv")), "onboarding.svg")

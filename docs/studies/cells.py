@@ -1,6 +1,6 @@
 """A page that `lrbpfl paper report` wrote, as CSV: one line for each cell, what stands above the tables as comments.
 
-    python docs/studies/cells.py runs/pages/transfer.md docs/studies/transfer.csv
+python docs/studies/cells.py runs/pages/transfer.md docs/studies/transfer.csv
 """
 
 import csv
