@@ -2,6 +2,7 @@
 
 import tempfile
 
+import numpy as np
 import torch
 
 import lrbpfl
@@ -19,15 +20,15 @@ def main(rounds: int = 20) -> None:
     """Train with four sites; a fifth one comes with 10, 30 and 120 examples."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3))
     sites = {f"site-{k}": site(0.3 * k, seed=k) for k in range(4)}
-    x, y = site(0.9, seed=10, n=500)
+    x, y = (part.numpy() for part in site(0.9, seed=10, n=500))
     with tempfile.TemporaryDirectory() as folder:
         with lrbpfl.Federation(model, sites, seed=0) as federation:
             federation.fit(rounds, directory=f"{folder}/run")
         for n in (10, 30, 120):
             newcomer = lrbpfl.onboard(f"{folder}/run", *site(0.9, seed=4, n=n), model=model, name="site-4")
             p = newcomer.predict(x).probability
-            nll = -p.gather(1, y[:, None]).log().mean()
-            print(f"{n:4d} examples: accuracy {(p.argmax(1) == y).float().mean():.2f}, NLL {nll:.3f}")
+            nll = -np.log(p[np.arange(len(y)), y]).mean()
+            print(f"{n:4d} examples: accuracy {(p.argmax(1) == y).mean():.2f}, NLL {nll:.3f}")
 
 
 if __name__ == "__main__":

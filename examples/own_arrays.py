@@ -29,7 +29,7 @@ def main(rounds: int = 20, out: str = "clinics") -> None:
             print(f"{name:6s} accuracy {scores['accuracy']:.2f}, NLL {scores['nll']:.3f}")
     north = lrbpfl.load(f"{out}/north.safetensors", model=model)
     p = north.predict(clinic(0.0, seed=9, patients=3)[0])
-    print("three new patients:", p.label, "sure to", p.probability.max(1).values.numpy().round(2), "sets", p.set)
+    print("three new patients:", p.label, "sure to", p.probability.max(1).round(2), "sets", p.set)
 
 
 if __name__ == "__main__":

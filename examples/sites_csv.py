@@ -41,8 +41,8 @@ def main(rounds: int = 20, rows: int = 150, file: str = "patients.csv") -> None:
         federation.fit(rounds)
         for name, scores in federation.scores.items():
             print(f"{name:8s} accuracy {scores['accuracy']:.2f}, NLL {scores['nll']:.3f}")
-        p = federation.personal("Bonn").predict([{"age": 71, "pressure": 160, "sugar": 130}])
-        print("a patient in Bonn:", p.label, p.probability.numpy().round(2))
+        p = federation.personal("Bonn").predict([[71, 160, 130]])
+        print("a patient of 71 in Bonn:", p.label, p.probability.round(2))
         federation.report("patients.html")
 
 
