@@ -39,8 +39,8 @@ def read(words: list[str]) -> dict[str, Any]:
     while hasattr(command, "commands") and words:
         assert words[0] in command.commands, f"there is no command {words[0]}"
         command, words = command.commands[words[0]], words[1:]
-    context = command.context_class(command, resilient_parsing=True)  # what is required may be missing
-    options, rest, _ = command.make_parser(context).parse_args(args=list(words))
+    parser = command.make_parser(command.context_class(command))
+    options, rest, _ = parser.parse_args(args=list(words))
     assert not rest, f"{words} has too many words"
     return dict(options)
 
