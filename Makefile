@@ -3,12 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test install lint types tests wheel
+.PHONY: demo test docs install lint types tests wheel
 
 demo: install
 	$(BIN)/lrbpfl compare
 
 test: lint types tests
+
+# site/index.html, which needs no network; a broken link fails.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 install: $(INSTALLED)
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+from tests.notebooks import said_by
+
+ROOT = Path(__file__).parents[1]
+README, CONFIGURATION = ROOT / "README.md", ROOT / "docs" / "configuration.md"
 
 
 def example() -> str:
@@ -23,19 +26,9 @@ def test_the_python_example_runs(tmp_path: Path) -> None:
 
 
 def test_the_python_example_runs_in_a_notebook(tmp_path: Path) -> None:
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
+    nbformat = pytest.importorskip("nbformat")
     cells = [nbformat.v4.new_code_cell(part) for part in example().split("\n\n")]
-    from jupyter_client.kernelspec import KernelSpec
-
-    kernel = KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
-    book = nbformat.v4.new_notebook(cells=cells)
-    client = nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
-    client.create_kernel_manager()
-    client.km._kernel_spec = kernel  # this very Python, whatever kernels are installed
-    client.execute()
-    said = "".join(out["text"] for cell in book.cells for out in cell["outputs"] if out.get("name") == "stdout")
-    check(said, tmp_path)
+    check(said_by(nbformat.v4.new_notebook(cells=cells), tmp_path), tmp_path)
 
 
 def check(said: str, folder: Path) -> None:
@@ -58,5 +51,5 @@ def test_every_key_of_a_configuration_is_in_its_table() -> None:
     from lrbpfl.experiments.config import SECTIONS
 
     for section, model in SECTIONS.items():
-        (row,) = re.findall(rf"^\| `{section}` \| (.*) \|$", README.read_text(), re.MULTILINE)
+        (row,) = re.findall(rf"^\| `{section}` \| (.*) \|$", CONFIGURATION.read_text(), re.MULTILINE)
         assert set(model.model_fields) <= set(re.findall(r"`(\w+)`", row))

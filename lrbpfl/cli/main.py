@@ -105,11 +105,14 @@ def report(
     figures: Annotated[
         Path | None, typer.Option(help="A directory for its figures, but those of single clients, as PNG and SVG.")
     ] = None,
+    overview: Annotated[
+        Path | None, typer.Option(help="A picture, .svg or .png: how sure each run is and how often it is right.")
+    ] = None,
 ) -> None:
     """Write one HTML page about finished runs; it needs no network and no other file."""
     from lrbpfl.cli import pages
 
-    pages.report(runs, out, figures)
+    pages.report(runs, out, figures, overview)
 
 
 @app.command()

@@ -11,10 +11,12 @@ from lrbpfl.reports.finished import reading
 from lrbpfl.reports.page import render
 
 
-def report(runs: Sequence[Path], out: Path | None, figures: Path | None) -> None:
+def report(runs: Sequence[Path], out: Path | None, figures: Path | None, overview: Path | None = None) -> None:
     """Write the page, and the figures if they are asked for; say where."""
-    if figures and not find_spec("matplotlib"):
-        raise BadInput("--figures needs matplotlib: install it with pip install 'lrbpfl[report]'")
+    if (figures or overview) and not find_spec("matplotlib"):
+        raise BadInput("--figures and --overview need matplotlib: install it with pip install 'lrbpfl[report]'")
+    if overview and overview.suffix not in (".svg", ".png"):
+        raise BadInput(f"--overview names a file that ends in .svg or .png, and {overview} does not")
     out = usable(out or runs[0] / "report.html")
     if out.is_dir():
         raise BadInput(f"{out} is a directory, and --out names the page: give a file like {out / 'report.html'}")
@@ -25,6 +27,10 @@ def report(runs: Sequence[Path], out: Path | None, figures: Path | None) -> None
             from lrbpfl.reports.figures import draw
 
             files |= {usable(figures) / name: data for name, data in draw(results)}
+        if overview:
+            from lrbpfl.reports import overview as glance
+
+            files[usable(overview)] = glance.overview(results, overview.suffix[1:])
     for path, data in files.items():
         try:
             write_file(path, data)
@@ -32,4 +38,4 @@ def report(runs: Sequence[Path], out: Path | None, figures: Path | None) -> None
             raise BadInput(f"{path} cannot be written: {error.strerror}") from None
     print(f"The page: {out}")
     if figures:
-        print(f"In {figures}: {', '.join(path.name for path in files if path != out)}")
+        print(f"In {figures}: {', '.join(path.name for path in files if path not in (out, overview))}")

@@ -51,10 +51,11 @@ def draw(
             figure = make() if only in (None, name) else None
             if figure is not None:
                 for kind in ("png", "svg"):
-                    yield f"{name}.{kind}", _encoded(figure, kind)
+                    yield f"{name}.{kind}", encoded(figure, kind)
 
 
-def _encoded(figure: Figure, kind: str) -> bytes:
+def encoded(figure: Figure, kind: str) -> bytes:
+    """The bytes of a file of that kind, png or svg."""
     file = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else {}
     figure.savefig(file, format=kind, dpi=200, bbox_inches="tight", metadata=metadata)
