@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from lrbpfl.cli.runs import show
 from lrbpfl.experiments.store import refuse_existing
 from lrbpfl.sites.flare import kits, project, wire
 from lrbpfl.sites.flare.admin import Admin

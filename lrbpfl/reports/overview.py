@@ -56,5 +56,5 @@ def _panel(axes: Axes, result: Result) -> None:
     axes.scatter(sure, right, [20 + 130 * row[1] / most for row in bins], color=COLOURS[0], zorder=3, clip_on=False)
     axes.set(xlim=(0, 100), ylim=(0, 100), xticks=range(0, 101, 25), yticks=range(0, 101, 25), aspect="equal")
     axes.tick_params(labelsize=10)
-    axes.xaxis.label.set_size(11)
-    axes.yaxis.label.set_size(11)
+    axes.xaxis.label.set_fontsize(11)
+    axes.yaxis.label.set_fontsize(11)

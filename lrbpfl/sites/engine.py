@@ -21,6 +21,7 @@ from lrbpfl.states import States
 from lrbpfl.trees import Tree
 
 PING = 3600.0  # seconds that a sign of life of a lost site is waited for, beside the rounds
+GRACE = 0.2  # seconds a round waits for a sign of life, which usually takes less
 KEEPS = "its site keeps its scores to itself"
 REBUILT = 10**7  # examples of a client that are rebuilt from its bins at most
 
@@ -171,7 +172,9 @@ class Sites:
             self._called |= set(silent)
         for site in silent:
             answers = self._transport.call("ping", {site: dict(self._stamp)}, PING)
-            threading.Thread(target=self._listen, args=(site, answers), daemon=True).start()
+            listening = threading.Thread(target=self._listen, args=(site, answers), daemon=True)
+            listening.start()
+            listening.join(GRACE)
 
     def _listen(self, site: str, answers: Iterator[tuple[str, Letter | Lost]]) -> None:
         try:

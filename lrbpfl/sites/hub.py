@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,10 @@ from lrbpfl.experiments.config import Config
 from lrbpfl.experiments.runner import Progress, carry_out, check_origin, made_with, read_summary
 from lrbpfl.experiments.store import Run
 from lrbpfl.sites import letters
-from lrbpfl.sites.engine import Sites
+from lrbpfl.sites.engine import Sites, TooFew
 from lrbpfl.sites.job import DTYPES, Job, parse
 from lrbpfl.sites.stores import Confirmed
-from lrbpfl.sites.transport import Lost, Transport
+from lrbpfl.sites.transport import Letter, Lost, Transport
 from lrbpfl.trees import Tree
 
 ROSTER, CONFIRMED = "sites.json", "confirmed.jsonl"
@@ -43,6 +43,8 @@ def lead(transport: Transport, root: Path, said: Mapping[str, Any], aborted: Cal
         try:
             if not (path / "summary.json").exists():
                 leg.go()
+        except TooFew as fault:  # the next leg may find more
+            leg.told.append(plain(fault, 1000))
         except BadInput as fault:
             outcome["error"] = plain(fault, 1000)
     complete = (path / "summary.json").exists()
@@ -57,6 +59,7 @@ class _Leg:
     def __init__(self, job: Job, path: Path, transport: Transport, aborted: Callable[[], bool]) -> None:
         self.job, self.path, self.transport, self.aborted = job, path, transport, aborted
         self.lost: dict[str, str] = {}
+        self.silent: set[str] = set()  # those of the lost that said nothing: the others refused, and would again
         self.told: list[str] = []
         self.where: dict[str, str] = {}  # the site of each client, in the order of their numbers
         self.number = 0
@@ -104,14 +107,11 @@ class _Leg:
         self.rounds = round.t + 1
 
     def _names(self) -> dict[str, list[str]]:
-        """The clients of every site that opens; the others are lost to this leg."""
+        """The clients of every site that opens."""
         letter = {"run": self.job.run, "leg": self.number}
         asked = {site: dict(letter) for site in self.transport.sites}
         found: dict[str, list[str]] = {}
-        for site, answer in self.transport.call("open", asked, self.job.about.deadline):
-            if (fault := _fault(answer)) or isinstance(answer, Lost):
-                self.lost[site] = fault or "no answer"
-                continue
+        for site, answer in self._open(asked):
             names = answer.get("clients")
             fits = isinstance(names, list) and 0 < len(names) <= MOST_CLIENTS and all(map(letters.is_name, names))
             if not fits or not isinstance(names, list) or len(set(names)) < len(names):
@@ -142,12 +142,7 @@ class _Leg:
             site: {**stamp, "ids": {name: places[name] for name, at in self.where.items() if at == site}}
             for site in sites
         }
-        joined: set[str] = set()
-        for site, answer in self.transport.call("open", asked, self.job.about.deadline):
-            if (fault := _fault(answer)) or isinstance(answer, Lost):
-                self.lost[site] = fault or "no answer"
-            else:
-                joined.add(site)
+        joined = {site for site, _ in self._open(asked)}
         self._check_enough(sorted(joined))
         return joined
 
@@ -155,7 +150,19 @@ class _Leg:
         if len(joined) < self.job.minimum:
             away = "; ".join(f"{site}: {why}" for site, why in sorted(self.lost.items())) or "nobody else is connected"
             here = ", ".join(joined) or "none"
-            raise BadInput(f"the run needs {self.job.minimum} sites, and {len(joined)} joined ({here}): {away}")
+            kind = TooFew if self.silent else BadInput
+            raise kind(f"the run needs {self.job.minimum} sites, and {len(joined)} joined ({here}): {away}")
+
+    def _open(self, asked: Mapping[str, Letter]) -> Iterator[tuple[str, Letter]]:
+        """The answers of the sites that open; the others are lost to this leg."""
+        for site, answer in self.transport.call("open", asked, self.job.about.deadline):
+            if isinstance(answer, Lost):
+                self.silent.add(site)
+                self.lost[site] = answer.reason
+            elif fault := letters.reason(answer):
+                self.lost[site] = fault
+            else:
+                yield site, answer
 
     def _setup(self) -> Setup:
         """What the hub knows: names, and the form of examples."""
@@ -195,10 +202,6 @@ class _Everybody:
 def _show(engine: Sites, config: Config, t: int, server: Tree) -> None:
     if t + 1 == config.federation.rounds:
         engine.show(server)
-
-
-def _fault(answer: Any) -> str | None:
-    return answer.reason if isinstance(answer, Lost) else letters.reason(answer)
 
 
 def _roster(named: Mapping[str, list[str]]) -> dict[str, str]:

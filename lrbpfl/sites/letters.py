@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,11 +131,6 @@ def counted(letter: Letter, ids: set[int]) -> dict[int, Counted]:
     if not found:
         raise Refused("letter")
     return dict(sorted(found.items()))
-
-
-def refuse(code: str) -> NoReturn:
-    """Do not answer."""
-    raise Refused(code)
 
 
 def _flat(leaf: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -146,5 +147,6 @@ def test_what_a_client_raises_leaves_as_a_type(
 
 def test_a_site_has_its_models_at_the_end(letter: tuple[dict[str, Any], Path, dict[str, Any]]) -> None:
     asked, root, _ = letter
-    model = lrbpfl.load(root / "store" / asked["run"], "1")
-    assert model is not None
+    model = lrbpfl.load(root / "store" / asked["run"], client="1")
+    found = model.predict(np.zeros((3, 10), dtype=np.float32))
+    assert found.probability.shape[0] == 3 and np.allclose(found.probability.sum(1), 1, atol=1e-5)
