@@ -14,16 +14,13 @@ from safetensors.torch import load_file
 from lrbpfl import trees
 from lrbpfl.algorithms import names
 from lrbpfl.core.descent import Data
-from lrbpfl.engines.loop import Round, federate
-from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import ClientData
 from lrbpfl.experiments.build import checked_setup
 from lrbpfl.metrics import summarise
 from lrbpfl.rng import generator
-from lrbpfl.sites.holdings import hold, settings_of, setup_of
-from lrbpfl.sites.hub import _public, lead
+from lrbpfl.sites.hub import lead
 from lrbpfl.sites.job import parse
-from lrbpfl.states import Memory
+from tests.sites.alone import alone, network
 from tests.sites.post import Post, leaves
 
 Making = Callable[..., dict[str, Any]]
@@ -40,21 +37,6 @@ def server_of(path: Path) -> dict[str, torch.Tensor]:
     return load_file(max((path / "checkpoint").iterdir()) / "server.safetensors")
 
 
-def serial(job: dict[str, Any], sites: dict[str, Path]) -> Round:
-    """The last round of the same federation on one machine, which has everybody's data."""
-    found = parse(job)
-    clients: list[ClientData] = []
-    for name, root in sites.items():
-        holding = hold(name, found, *settings_of(root))
-        ids = {client: len(clients) + i for i, client in enumerate(holding.rows)}
-        setup = setup_of(found, holding, ids, 6)
-        clients += [setup.clients[k] for k in ids.values()]
-    if found.about.public:
-        setup = setup._replace(task=setup.task._replace(public=_public(found)))
-    engine = Serial(setup._replace(clients=tuple(clients)), Memory())
-    return list(federate(engine, rounds=found.config.federation.rounds, cohort=4, evaluate_every=2))[-1]
-
-
 @pytest.mark.parametrize("name", names())
 def test_the_same_bits_as_on_one_machine(name: str, job: Making, sites: dict[str, Path], tmp_path: Path) -> None:
     asked = with_public(job, name, tmp_path)
@@ -62,9 +44,7 @@ def test_the_same_bits_as_on_one_machine(name: str, job: Making, sites: dict[str
     outcome = lead(post, tmp_path, asked, lambda: False)
     post.end()
     assert outcome["error"] is None and outcome["complete"] and not outcome["lost"]
-    assert trees.equal(
-        server_of(tmp_path / "runs" / asked["run"]), dict(trees.named_leaves(serial(asked, sites).server))
-    )
+    assert trees.equal(server_of(tmp_path / "runs" / asked["run"]), network(alone(asked, sites)))
 
 
 STAMP = {"/run", "/leg", "/t"}
@@ -121,7 +101,7 @@ def test_scores_at_the_hub_are_those_of_all_examples_in_one_place(
     post = Post(sites, asked)
     outcome = lead(post, tmp_path, asked, lambda: False)
     post.end()
-    evaluations = serial(asked, sites).evaluations
+    evaluations = alone(asked, sites).evaluations
     whole = summarise({k: e.result.predictions for k, e in evaluations.items() if e.result}, seed=0)
     told = outcome["summary"]["lr-bpfl"]
     for score in ("accuracy", "nll", "ece_pooled", "mce_pooled", "ece_mean", "examples", "epistemic"):
@@ -178,7 +158,7 @@ def test_a_hub_that_is_cut_goes_on_to_the_same_bits(job: Making, sites: dict[str
     outcome = lead(again, tmp_path / "cut", asked, lambda: False)
     again.end()
     assert outcome["complete"] and outcome["leg"] == 2
-    server = dict(trees.named_leaves(serial(asked, sites).server))
+    server = network(alone(asked, sites))
     assert trees.equal(server_of(tmp_path / "cut" / "runs" / asked["run"]), server)
 
 

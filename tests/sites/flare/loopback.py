@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,14 @@ class Federation:
 class Supervised:
     """A supervised run in a thread of its own, so that a test can disturb it."""
 
-    def __init__(self, federation: Federation, job: dict[str, Any], out: Path) -> None:
-        self.federation, self.job, self.out = federation, job, out
+    def __init__(
+        self,
+        federation: Federation,
+        job: dict[str, Any],
+        out: Path,
+        write: Callable[[Path, Mapping[str, Any]], Path] = write_toy,
+    ) -> None:
+        self.federation, self.job, self.out, self.write = federation, job, out, write
         self.told: list[str] = []
         self.outcome: dict[str, Any] = {}
         self.error: BaseException | None = None
@@ -76,7 +82,7 @@ class Supervised:
     def _run(self) -> None:
         try:
             with Admin(self.federation.admin) as admin:
-                self.outcome = supervise(admin, self.job, self.out, self._tell, PATIENCE, write_toy)
+                self.outcome = supervise(admin, self.job, self.out, self._tell, PATIENCE, self.write)
         except BaseException as error:
             self.error = error
 
