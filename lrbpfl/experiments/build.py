@@ -44,7 +44,7 @@ from lrbpfl.experiments.sections import COHORT, DataSection, FederationSection
 from lrbpfl.models import make
 from lrbpfl.states import States
 
-AT_SITES = "sites"  # stands for the dataset where no machine holds more than its own part
+AT_SITES = "<sites>"  # stands for the dataset where no machine holds more than its own part
 
 
 class Built(NamedTuple):

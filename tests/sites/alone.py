@@ -9,6 +9,7 @@ from lrbpfl.data.order import natural_order
 from lrbpfl.engines.loop import Reply, Round, federate
 from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import ClientData
+from lrbpfl.experiments.build import cohort_of
 from lrbpfl.sites.holdings import hold, settings_of, setup_of
 from lrbpfl.sites.hub import _public
 from lrbpfl.sites.job import parse
@@ -49,7 +50,7 @@ def alone(
     engine = Absent(setup._replace(clients=tuple(clients[k] for k in sorted(clients))), Memory())
     engine.present = present
     asked = found.config.federation
-    cohort = asked.cohort or len(everybody)
+    cohort = cohort_of(asked, len(everybody))
     return list(federate(engine, rounds=asked.rounds, cohort=cohort, evaluate_every=asked.rounds))[-1]
 
 

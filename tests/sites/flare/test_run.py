@@ -34,8 +34,9 @@ class Speakers(Federation):
         self.about = prepare(self.kits)["about"]
 
     def ask(self, run: str, rounds: int, algorithm: str = "lr-bpfl", **about: Any) -> dict[str, Any]:
-        tables = {"algorithm": {"name": algorithm}, "federation": {"rounds": rounds, "evaluate_every": rounds}}
-        return write(run, tables, {**self.about, "minimum": 2, "deadline": 5.0, **about})
+        federation = {"rounds": rounds, "cohort": 15, "evaluate_every": rounds}
+        tables = {"algorithm": {"name": algorithm}, "federation": federation}
+        return write(run, tables, {**self.about, "minimum": 2, "deadline": 60.0, **about})
 
     def path(self, run: str) -> Path:
         return self.server / "hub" / "runs" / run
@@ -52,7 +53,7 @@ def present(metrics: Path) -> Present:
     found: dict[int, set[int]] = defaultdict(set)
     for line in metrics.read_text().splitlines() if metrics.exists() else ():
         row = json.loads(line)
-        if row["metric"] == "loss":
+        if row.get("metric") == "loss":
             found[row["round"]].add(row["client"])
     return found
 
@@ -100,7 +101,7 @@ def test_a_killed_site_and_a_killed_job_are_back_with_the_right_states(
     speakers: Speakers, running: Running, tmp_path: Path
 ) -> None:
     """As right as on one machine where the same clients were absent from the same rounds."""
-    job = speakers.ask("site", 150)
+    job = speakers.ask("site", 150, deadline=10.0)
     run = started(speakers, job, tmp_path, rounds=3)
     send(processes(speakers.kits["site-2"]), signal.SIGKILL)
     send(jobs(speakers.kits["site-3"]), signal.SIGKILL)
@@ -113,7 +114,7 @@ def test_a_killed_site_and_a_killed_job_are_back_with_the_right_states(
 
 
 def test_a_frozen_site_costs_a_deadline(speakers: Speakers, running: Running, tmp_path: Path) -> None:
-    job = speakers.ask("frozen", 60)
+    job = speakers.ask("frozen", 60, deadline=10.0)
     run = started(speakers, job, tmp_path, rounds=3)
     frozen = processes(speakers.kits["site-3"])
     send(frozen, signal.SIGSTOP)
