@@ -13,6 +13,7 @@ FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("
 
 BASE = {"trees", "rng", "errors", "disk", "journal", "documents", "states", "plugins"}
 LEAVES = {"data", "metrics", "models"}
+LEARNING = {"core", "algorithms", "engines"}
 MAY_IMPORT: dict[str, set[str]] = {
     "trees": set(),
     "rng": set(),
@@ -28,14 +29,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": BASE,
     "algorithms": BASE | {"core"},
     "engines": BASE | {"core", "algorithms", "metrics"},
-    "testing": BASE | {"core", "algorithms", "engines", "metrics"},
-    "personal": BASE | LEAVES | {"core", "algorithms", "engines"},
-    "serving": BASE | {"core", "algorithms", "engines", "metrics", "personal"},
-    "experiments": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "serving"},
-    "reports": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "experiments"},
-    "sites": BASE | LEAVES | {"core", "algorithms", "engines", "experiments", "reports"},
-    "cli": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "serving", "experiments", "reports", "sites"},
-    "federation": BASE | LEAVES | {"core", "algorithms", "engines", "personal", "experiments", "reports", "cli"},
+    "testing": BASE | LEARNING | {"metrics"},
+    "personal": BASE | LEAVES | LEARNING,
+    "serving": BASE | LEARNING | {"metrics", "personal"},
+    "experiments": BASE | LEAVES | LEARNING | {"personal"},
+    "sites": BASE | LEAVES | LEARNING | {"experiments"},
+    "studies": BASE | LEAVES | LEARNING | {"personal", "serving", "experiments"},
+    "reports": BASE | LEAVES | LEARNING | {"personal", "experiments", "studies"},
+    "cli": BASE | LEAVES | LEARNING | {"personal", "serving", "experiments", "studies", "reports", "sites"},
+    "federation": BASE | LEAVES | LEARNING | {"personal", "experiments", "reports", "cli"},
     "__main__": {"cli"},
 }
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from lrbpfl import trees
-from lrbpfl.core.checks import check
+from lrbpfl.core.checks import check_model
 from lrbpfl.core.network import maskable
 from lrbpfl.errors import BadInput
 from lrbpfl.models import MODELS, cnn
@@ -60,13 +60,13 @@ def test_pooling_first_changes_neither_outputs_nor_gradients() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_takes_masks_and_images_of_any_size(name: str, shape: tuple[int, ...]) -> None:
     model = MODELS[name](7, shape)
-    check(model)
+    check_model(model)
     assert model(torch.zeros(2, *shape)).shape == (2, 7)
 
 
 def test_vectors_go_to_the_mlp() -> None:
     for model in (MODELS["mlp"](3, (5,)), MODELS["auto"](3, (5,))):
-        check(model)
+        check_model(model)
         assert list(maskable(model)) == ["fc1.weight", "fc2.weight", "fc3.weight"]
         assert model(torch.zeros(2, 5)).shape == (2, 3)
 

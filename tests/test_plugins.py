@@ -23,7 +23,7 @@ FEDPROX = '''
 from pydantic.dataclasses import dataclass
 from lrbpfl import Data, FedAvg, Task, trees
 from lrbpfl.algorithms import average
-from lrbpfl.algorithms.plain import Personal, objective, personal_model, softmax
+from lrbpfl.algorithms.plain import PersonalNetwork, objective, personal_model, softmax
 from lrbpfl.algorithms.protocol import STRICT, Count, NonNegative, first_params
 from lrbpfl.core.descent import Rate, batches, descend
 
@@ -60,7 +60,7 @@ class FedProx:
     def server_aggregate(self, task, server, updates, rng):
         return average.mean(server, updates, ())
 
-    def personalise(self, task, message, client, data, rng) -> Personal:
+    def personalise(self, task, message, client, data, rng) -> PersonalNetwork:
         return personal_model(task, message, data)
 
     def predict(self, task, personal, x, rng):

@@ -171,10 +171,10 @@ def fluke_rounds(rounds: int, threads: int) -> list[float]:
     began, ended = [], []
 
     class Clock(FederationObserver):
-        def start_round(self, round: int, global_model: Any) -> None:
+        def start_round(self, number: int, global_model: Any) -> None:
             began.append(time.perf_counter())
 
-        def end_round(self, round: int) -> None:
+        def end_round(self, number: int) -> None:
             ended.append(time.perf_counter())
 
     torch.set_num_threads(threads)

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
 from lrbpfl.algorithms import average
-from lrbpfl.algorithms.plain import Personal, objective, personal_model, softmax
+from lrbpfl.algorithms.plain import PersonalNetwork, objective, personal_model, softmax
 from lrbpfl.algorithms.protocol import (
     STRICT,
     Count,
@@ -61,10 +61,10 @@ class FedAvg:
         rows = rows_of_classes(task.model, task.num_classes) if self.class_rows else ()
         return average.mean(server, updates, rows)
 
-    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> PersonalNetwork:
         """The global network as it is."""
         return personal_model(task, message, data)
 
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalNetwork, x: Inputs, rng: Generator) -> Tensor:
         """One sample: the softmax of the global network, (1, n, classes)."""
         return softmax(task, personal, x)

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from torch import Generator, Tensor
 
 from lrbpfl.algorithms.fedavg import FedAvg
-from lrbpfl.algorithms.plain import Personal, personal_model, softmax
+from lrbpfl.algorithms.plain import PersonalNetwork, personal_model, softmax
 from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update
 from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import Inputs
@@ -58,13 +58,13 @@ class FedAvgFT:
         """w_{t+1} = sum_k (n_k / n) w_k over the clients of this round."""
         return self._fedavg().server_aggregate(task, server, updates, rng)
 
-    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> PersonalNetwork:
         """The global network after some more steps on the client's own training data, seen or new."""
         tuning = FedAvg(local_steps=self.ft_steps, lr=self.ft_lr, batch_size=self.batch_size)
         W, _, _ = tuning.client_update(task, message, client, data, rng)
         return personal_model(task, W, data)
 
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalNetwork, x: Inputs, rng: Generator) -> Tensor:
         """One sample: the softmax of the fine-tuned network, (1, n, classes)."""
         return softmax(task, personal, x)
 

@@ -32,7 +32,7 @@ from torch.nn import functional as nnf
 
 from lrbpfl import trees
 from lrbpfl.algorithms.fedavg import FedAvg
-from lrbpfl.algorithms.plain import Personal, personal_model, softmax
+from lrbpfl.algorithms.plain import PersonalNetwork, personal_model, softmax
 from lrbpfl.algorithms.protocol import (
     STRICT,
     Count,
@@ -112,11 +112,11 @@ class FedBE:
         swa: Params = trees.mean((w, 1) for w in self.snapshots(task, wbar, Data(x=x, y=p), rng))
         return swa
 
-    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> PersonalNetwork:
         """The global network as it is."""
         return personal_model(task, message, data)
 
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalNetwork, x: Inputs, rng: Generator) -> Tensor:
         """One sample: the softmax of the global network, (1, n, classes)."""
         return softmax(task, personal, x)
 

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from lrbpfl import trees
 from lrbpfl.algorithms.fedavg import FedAvg
-from lrbpfl.algorithms.plain import Personal, personal_model, softmax
+from lrbpfl.algorithms.plain import PersonalNetwork, personal_model, softmax
 from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update, first_params
 from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import Inputs
@@ -69,13 +69,13 @@ class Local:
         for _ in updates:  # an engine may train clients no sooner than their updates are asked for
             pass
 
-    def personalise(self, task: Task, message: None, client: Client, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: None, client: Client, data: Data, rng: Generator) -> PersonalNetwork:
         """The client's own network, with at least `min_steps` steps behind it."""
         missing = max(self.min_steps - int(client.steps), 0)
         W, _ = self._train(task, client.W, data, rng, steps=missing)
         return personal_model(task, W, data)
 
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalNetwork, x: Inputs, rng: Generator) -> Tensor:
         """One sample: the softmax of the client's own network, (1, n, classes)."""
         return softmax(task, personal, x)
 

@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 
 from lrbpfl.algorithms import average, ballots, evidence
 from lrbpfl.algorithms.ballots import Ballot, Tally
-from lrbpfl.algorithms.masked_site import Site, scales_of
+from lrbpfl.algorithms.masked_client import MaskedClient, scales_of
 from lrbpfl.algorithms.protocol import (
     STRICT,
     Count,
@@ -70,7 +70,7 @@ class Client(NamedTuple):
     seed: Tensor  # (), int64
 
 
-class Personal(NamedTuple):
+class PersonalMask(NamedTuple):
     """A client's model: the shared network, its private mask and its label prior."""
 
     W: Params
@@ -185,17 +185,17 @@ class LRBPFL:
                 data, held = ballots.parts(data, self.calibration, task.num_clients, judges)
                 places = ballots.asked(message.ballot) if self.update == "coordinate" else []
                 asked = {place: self._steps(place) for place in places}
-        site = Site.of(self, task, gates, data)
-        start = site.fresh_masks(client.seed)
+        at_work = MaskedClient.of(self, task, gates, data)
+        start = at_work.fresh_masks(client.seed)
         if self.update == "joint":
-            W, gates, loss = site.joint(W, start, rng)
+            W, gates, loss = at_work.joint(W, start, rng)
         else:
-            path = site.path(W, start, {self.mask_steps, *asked.values()}, rng)
+            path = at_work.path(W, start, {self.mask_steps, *asked.values()}, rng)
             masks, gates = path[self.mask_steps]
-            W, loss = site.trained(W, widened(masks, self.noise), gates, rng)
+            W, loss = at_work.trained(W, widened(masks, self.noise), gates, rng)
             if held and asked:
                 reached = {place: path[steps][0] for place, steps in asked.items()}
-                ballot, gates = self._vote(site, message, reached, gates, held, rng)
+                ballot, gates = self._vote(at_work, message, reached, gates, held, rng)
         if self.ranks == "printed":
             gates = {name: gating.prune(gamma) for name, gamma in gates.items()}  # Eq. (10)
         ranks = [gating.rank(gamma) for gamma in self._settled(gates).values()]
@@ -226,19 +226,19 @@ class LRBPFL:
         """Why no client can have cast the vote in this upload, or None."""
         return None if upload.ballot is None else ballots.fault(upload.ballot, task.num_clients)
 
-    def personalise(self, task: Task, message: Message, client: Client, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: Message, client: Client, data: Data, rng: Generator) -> PersonalMask:
         """A mask adapted to the final W on all of the client's training data; gates rest, a new client's are open."""
         steps, noise = self._choice(message.ballot)
-        site = Site.of(self, task, self._settled(client.gates), data)
-        masks, gates = site.path(message.W, site.fresh_masks(client.seed), {steps}, rng, gates_rest=True)[steps]
-        return Personal(W=message.W, masks=widened(masks, noise), gates=gates, log_prior=site.log_prior)
+        at_work = MaskedClient.of(self, task, self._settled(client.gates), data)
+        masks, gates = at_work.path(message.W, at_work.fresh_masks(client.seed), {steps}, rng, gates_rest=True)[steps]
+        return PersonalMask(W=message.W, masks=widened(masks, noise), gates=gates, log_prior=at_work.log_prior)
 
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalMask, x: Inputs, rng: Generator) -> Tensor:
         """The softmax under each of C masks, (C, n, classes); the same masks for all of x."""
         tensors, logits = self.ensemble(task, personal, rng)
         return probabilities(lambda x: logits(tensors, x), x)
 
-    def ensemble(self, task: Task, personal: Personal, rng: Generator) -> Ensemble:
+    def ensemble(self, task: Task, personal: PersonalMask, rng: Generator) -> Ensemble:
         """C masks on the one W, kept as their factors."""
         W, masks, gates, log_prior = personal
         network = masked_network(task.model, maskable(task.model, self.mask_layers), gates)
@@ -263,7 +263,7 @@ class LRBPFL:
 
     def _vote(
         self,
-        site: Site,
+        at_work: MaskedClient,
         message: Message,
         reached: dict[int, Masks],
         gates: Gates,
@@ -271,7 +271,7 @@ class LRBPFL:
         rng: Generator,
     ) -> tuple[Ballot, Gates]:
         """What held-out examples say of masks after so many steps, and of their ranks after the steps in force."""
-        (W, ballot), network, log_prior = message, site.network, site.log_prior
+        (W, ballot), network, log_prior = message, at_work.network, at_work.log_prior
         with torch.no_grad():
             held = Data(network.before(W, held.x), held.y)
         noise = masking.draw(reached[ballots.CAUTIOUS[0]], self.predict_samples, rng)  # the same for all candidates

@@ -79,7 +79,7 @@ class Message(NamedTuple):
     kl_weight: Tensor  # (), beta so far: a client cannot know the round
 
 
-class Personal(NamedTuple):
+class PersonalNoise(NamedTuple):
     """A client's predictor: weights, their log-variances and the client's label prior."""
 
     W: Params
@@ -182,18 +182,18 @@ class MetaVD:
         hyper, momentum = self._learn(server, seen)
         return Server(theta=theta, hyper=hyper, momentum=momentum, rounds=server.rounds + 1)
 
-    def personalise(self, task: Task, message: Message, client: None, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: Message, client: None, data: Data, rng: Generator) -> PersonalNoise:
         """The shared network with the client's own log-variances, or with the constant ones."""
         W, log_variance, _ = message
         rates = log_variance if self.predict_rates == "own" else constant(log_variance)
-        return Personal(W=W, log_variance=rates, log_prior=log_label_prior(task, data.y))
+        return PersonalNoise(W=W, log_variance=rates, log_prior=log_label_prior(task, data.y))
 
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalNoise, x: Inputs, rng: Generator) -> Tensor:
         """Softmax of the mean logits of sampled networks, (1, n, classes), or of each one's, (samples, n, classes)."""
         tensors, logits = self.ensemble(task, personal, rng)
         return probabilities(lambda x: logits(tensors, x), x)
 
-    def ensemble(self, task: Task, personal: Personal, rng: Generator) -> Ensemble:
+    def ensemble(self, task: Task, personal: PersonalNoise, rng: Generator) -> Ensemble:
         """Networks that differ in their noisy weights."""
         W, log_variance, log_prior = personal
         networks = [dropout.draw(W, log_variance, rng, self.noise) for _ in range(self.samples)]

@@ -17,7 +17,7 @@ from torch.func import grad, grad_and_value, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrbpfl import trees
-from lrbpfl.algorithms.plain import Objective, Personal, objective, personal_model, softmax
+from lrbpfl.algorithms.plain import Objective, PersonalNetwork, objective, personal_model, softmax
 from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update, first_params
 from lrbpfl.core.descent import Data, Rate, batches, descend
 from lrbpfl.core.inputs import Inputs
@@ -71,13 +71,13 @@ class PerFedAvg:
         mean: Params = trees.mean((u.upload, u.num_examples) for u in updates)
         return mean
 
-    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> PersonalNetwork:
         """One step u = w - alpha grad f_k(w; D), on a batch of the client's own training data."""
         steps = batches(data, self.batch_size, self.personal_steps, rng)
         (u,), _ = descend(objective(task, data), (message,), steps, (Rate("sgd", self.alpha),))
         return personal_model(task, u, data)
 
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalNetwork, x: Inputs, rng: Generator) -> Tensor:
         """One sample: the softmax of the adapted network, (1, n, classes)."""
         return softmax(task, personal, x)
 

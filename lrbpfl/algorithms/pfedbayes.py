@@ -54,7 +54,7 @@ class Client(NamedTuple):
     started: Tensor  # () 1 once it has taken part, 0 before
 
 
-class Personal(NamedTuple):
+class PersonalDistribution(NamedTuple):
     """A client's model: its personal distribution and its label prior."""
 
     q: Gaussians
@@ -63,7 +63,7 @@ class Personal(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class PFedBayes:
-    """Personal distributions over all weights, pulled to a global one that is their prior."""
+    """PersonalDistribution distributions over all weights, pulled to a global one that is their prior."""
 
     HOLDS: ClassVar[str] = "A distribution over networks that was fitted to the client's own examples."
 
@@ -126,17 +126,19 @@ class PFedBayes:
         mixed: Gaussians = trees.tree_map(lambda w, m: torch.lerp(w, m, self.beta), server, mean)
         return mixed
 
-    def personalise(self, task: Task, message: Gaussians, client: Client, data: Data, rng: Generator) -> Personal:
+    def personalise(
+        self, task: Task, message: Gaussians, client: Client, data: Data, rng: Generator
+    ) -> PersonalDistribution:
         """The q_k that the client kept; without one, personal steps from w with w as the prior."""
         q = client.q if client.started else self._adapt(task, message, data, rng)
-        return Personal(q=q, log_prior=log_label_prior(task, data.y))
+        return PersonalDistribution(q=q, log_prior=log_label_prior(task, data.y))
 
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalDistribution, x: Inputs, rng: Generator) -> Tensor:
         """The softmax of each of the networks drawn from q_k, (samples, n, classes); the same networks for all of x."""
         tensors, logits = self.ensemble(task, personal, rng)
         return probabilities(lambda x: logits(tensors, x), x)
 
-    def ensemble(self, task: Task, personal: Personal, rng: Generator) -> Ensemble:
+    def ensemble(self, task: Task, personal: PersonalDistribution, rng: Generator) -> Ensemble:
         """Networks drawn from q_k."""
         q = _flat(personal.q)
         networks = tuple(_weights(sample(q, noise), personal.q) for noise in _noise(q, self.predict_samples, rng))

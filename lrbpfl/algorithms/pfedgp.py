@@ -46,7 +46,7 @@ from lrbpfl.core.objective import probabilities
 from lrbpfl.errors import BadInput
 
 
-class Personal(NamedTuple):
+class PersonalProcesses(NamedTuple):
     """A client's predictor: the shared network, and what its GPs are conditioned on."""
 
     W: Params
@@ -121,7 +121,7 @@ class PFedGP:
         return mean
 
     @torch.no_grad()
-    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> PersonalProcesses:
         """Tree and Gibbs chains on the client's own training data; the network stays as it is."""
         x, y = self._part(data, rng)
         X = self._embed(task, message, x)
@@ -132,10 +132,10 @@ class PFedGP:
             for own, kappa, m in _nodes(y, tree, means)
         ]
         omega = torch.cat([X.new_zeros(self.predict_chains, 0), *omegas], dim=1)
-        return Personal(W=message, X=X, y=y, tree=tree, means=means, omega=omega, unseen=_unseen(task, data))
+        return PersonalProcesses(W=message, X=X, y=y, tree=tree, means=means, omega=omega, unseen=_unseen(task, data))
 
     @torch.no_grad()
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalProcesses, x: Inputs, rng: Generator) -> Tensor:
         """One sample for each chain, (chains, n, classes): the products along the tree's paths."""
         W, X, y, tree, means, omega, unseen = personal
         nodes = list(_nodes(y, tree, means))

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as nnf
 
 from lrbpfl import trees
-from lrbpfl.algorithms.plain import Objective, Personal, objective, personal_model, softmax
+from lrbpfl.algorithms.plain import Objective, PersonalNetwork, objective, personal_model, softmax
 from lrbpfl.algorithms.protocol import STRICT, Count, Info, NonNegative, Steps, Task, Update, first_params
 from lrbpfl.core.descent import Data, Rate, batches, descend
 from lrbpfl.core.inputs import Inputs
@@ -69,13 +69,13 @@ class PFedMe:
         mixed: Params = trees.tree_map(lambda w, m: torch.lerp(w, m, self.beta), server, mean)
         return mixed
 
-    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> PersonalNetwork:
         """theta_k(w) on the client's own training data."""
         steps = batches(data, self.batch_size, self.personal_steps, rng)
         theta, _ = self.approach(objective(task, data), message, message, steps)
         return personal_model(task, theta, data)
 
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalNetwork, x: Inputs, rng: Generator) -> Tensor:
         """One sample: the softmax of the personal network, (1, n, classes)."""
         return softmax(task, personal, x)
 

@@ -14,7 +14,7 @@ from lrbpfl.core.objective import nll, plain_logits, probabilities
 Objective = Callable[[Params, Data], Tensor]  # f_k(w; batch)
 
 
-class Personal(NamedTuple):
+class PersonalNetwork(NamedTuple):
     """A client's predictor: a network and the client's label prior."""
 
     W: Params
@@ -27,16 +27,16 @@ def objective(task: Task, data: Data) -> Objective:
     return lambda w, batch: nll((logits(w, batch.x) + log_prior)[None], batch.y)
 
 
-def personal_model(task: Task, W: Params, data: Data) -> Personal:
+def personal_model(task: Task, W: Params, data: Data) -> PersonalNetwork:
     """The network as the client's own predictor."""
-    return Personal(W=W, log_prior=log_label_prior(task, data.y))
+    return PersonalNetwork(W=W, log_prior=log_label_prior(task, data.y))
 
 
-def softmax(task: Task, personal: Personal, x: Inputs) -> Tensor:
+def softmax(task: Task, personal: PersonalNetwork, x: Inputs) -> Tensor:
     """One sample: the softmax of the network, (1, n, classes)."""
     return probabilities(lambda x: plain_logits(task.model, personal.W, x) + personal.log_prior, x)
 
 
-def ensemble(task: Task, personal: Personal) -> Ensemble:
+def ensemble(task: Task, personal: PersonalNetwork) -> Ensemble:
     """The network as an ensemble of one."""
     return Ensemble(personal, lambda own, x: plain_logits(task.model, own.W, x) + own.log_prior)

@@ -10,11 +10,11 @@ from rich.table import Table
 
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.data.datasets import default_root
-from lrbpfl.experiments import bench as benchmark
-from lrbpfl.experiments import costs as costing
-from lrbpfl.experiments import scale as scaling
-from lrbpfl.experiments import service as serving
-from lrbpfl.experiments.doctor import examine
+from lrbpfl.studies import bench as benchmark
+from lrbpfl.studies import costs as costing
+from lrbpfl.studies import scale as scaling
+from lrbpfl.studies import service as serving
+from lrbpfl.studies.doctor import examine
 
 
 def bench(repeats: int, *, as_json: bool) -> None:

@@ -15,13 +15,13 @@ from lrbpfl.cli.progress import Display
 from lrbpfl.cli.runs import resumable
 from lrbpfl.disk import usable, write_file
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments import costs, paper
 from lrbpfl.experiments.build import cores
-from lrbpfl.experiments.cells import cell_folder, run_cells
 from lrbpfl.experiments.config import Config, make_algorithm, unknown
-from lrbpfl.experiments.items import ITEMS, ONE_STEP, OVERHEAD
 from lrbpfl.experiments.store import claimed, fingerprint
 from lrbpfl.reports import paper as pages
+from lrbpfl.studies import costs, paper
+from lrbpfl.studies.cells import cell_folder, run_cells
+from lrbpfl.studies.items import ITEMS, ONE_STEP, OVERHEAD
 
 REPEATS = 10  # of the measurement behind Table 1
 
@@ -55,7 +55,7 @@ def run(
     any_version: bool,
 ) -> None:
     """Compute what is not there yet; exit code 1 if a run failed."""
-    names = paper.check(items, scale)
+    names = paper.wanted(items, scale)
     usable(out)
     cells = _cells(names, scale, seeds, workers, only)
     if dry:
@@ -82,7 +82,7 @@ def run(
 
 def report(items: Sequence[str], scale: str, seeds: int | None, first: int, root: Path, out: Path) -> None:
     """Write a page for each item of which something is finished, and its figure."""
-    names = paper.check(items, scale)
+    names = paper.wanted(items, scale)
     for path in (root, out):
         usable(path)
     drawn = find_spec("matplotlib") is not None

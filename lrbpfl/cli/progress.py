@@ -75,16 +75,16 @@ class _Listener:
         verb = {"update": "training", "evaluate": "judging"}[what]
         self._show(completed=t, now=f"{verb} clients {self.done[what, t]}/{of}")
 
-    def round(self, round: Round, pooled: Mapping[str, float]) -> None:
-        losses = [info["loss"] for info in round.infos.values() if "loss" in info]
+    def round(self, ended: Round, pooled: Mapping[str, float]) -> None:
+        losses = [info["loss"] for info in ended.infos.values() if "loss" in info]
         loss = f"loss {sum(losses) / len(losses):.3f}" if losses else ""
         if pooled:
             self.scores = f"accuracy {100 * pooled['accuracy']:.1f} %  ECE {pooled['ece_pooled']:.3f}"
-        self._show(completed=round.t + 1, now=loss)
-        self._tell_events(round)
+        self._show(completed=ended.t + 1, now=loss)
+        self._tell_events(ended)
         if self.display.plain and (pooled or time.monotonic() - self.last_line > LINES_EVERY):
             self.last_line = time.monotonic()
-            text = f"{self.name}: round {round.t + 1}/{self.rounds}  {loss}  {self.scores if pooled else ''}"
+            text = f"{self.name}: round {ended.t + 1}/{self.rounds}  {loss}  {self.scores if pooled else ''}"
             self.display.console.print(text.rstrip(), markup=False)
 
     def tell(self, sentence: str) -> None:
@@ -97,12 +97,12 @@ class _Listener:
             self.task = self.display.bar.add_task(self.name, total=self.rounds, now="", scores="")
         self.display.bar.update(self.task, completed=completed, now=now, scores=self.scores)
 
-    def _tell_events(self, round: Round) -> None:
-        if round.undone:
-            text = f"{self.name}: round {round.t + 1} undone: {round.undone}"
+    def _tell_events(self, ended: Round) -> None:
+        if ended.undone:
+            text = f"{self.name}: round {ended.t + 1} undone: {ended.undone}"
             self.display.console.print(text, markup=False)
-        kinds = (("run again", round.retried), ("skipped", round.failures), ("not judged", round.unjudged))
+        kinds = (("run again", ended.retried), ("skipped", ended.failures), ("not judged", ended.unjudged))
         for verb, events in kinds:
             for k, reason in events.items():
-                text = f"{self.name}: round {round.t + 1}: client {k} {verb}: {reason}"
+                text = f"{self.name}: round {ended.t + 1}: client {k} {verb}: {reason}"
                 self.display.console.print(text, markup=False)

@@ -13,12 +13,13 @@ from rich.console import Console
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.cli.progress import Display
 from lrbpfl.disk import usable
-from lrbpfl.experiments import comparison, config, runner, tracking
+from lrbpfl.experiments import config, runner, tracking
 from lrbpfl.experiments.build import build
 from lrbpfl.experiments.store import Run, refuse_existing
 from lrbpfl.reports.collect import collect
 from lrbpfl.reports.tables import best_of, footnote, new_clients_table, promises_table, summary_table
 from lrbpfl.reports.verdict import verdict
+from lrbpfl.studies import comparison
 
 NAME = 60  # characters of a directory's name that come from the data's
 
@@ -33,7 +34,7 @@ def run(
     track: str | None,
 ) -> None:
     """One algorithm, one directory."""
-    tracking.check(track)
+    tracking.check_tracker(track)
     tables = config.override(config.read(file) if file else {}, settings)
     if algorithm is not None:
         tables["algorithm"] = config.section_of(tables, "algorithm") | {"name": algorithm}
@@ -58,7 +59,7 @@ def compare(
     track: str | None,
 ) -> None:
     """Several algorithms, one directory each, one table."""
-    tracking.check(track)
+    tracking.check_tracker(track)
     algorithms = list(ALGORITHMS) if algorithms == ["all"] else algorithms
     configs = comparison.plan(config.override(config.read(file) if file else {}, settings), algorithms)
     out = out or _fresh(f"compare-{next(iter(configs.values())).data.dataset}")
@@ -70,7 +71,7 @@ def compare(
 
 def resume(directory: Path, *, quiet: bool, track: str | None, any_version: bool) -> None:
     """Whatever is left to do in a directory."""
-    tracking.check(track)
+    tracking.check_tracker(track)
     several = comparison.is_comparison(usable(directory))
     with resumable(directory, _go_on(track)), Display(quiet=quiet, track=track) as display:
         if several:

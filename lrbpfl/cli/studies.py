@@ -10,8 +10,9 @@ from lrbpfl.cli.progress import Display
 from lrbpfl.cli.runs import NAME, resumable
 from lrbpfl.disk import usable
 from lrbpfl.errors import BadInput, plain
-from lrbpfl.experiments import config, tuning
+from lrbpfl.experiments import config
 from lrbpfl.reports.tables import study_table
+from lrbpfl.studies import tuning
 
 
 def tune(
@@ -35,7 +36,7 @@ def tune(
     out = out or Path("runs") / f"tune-{some.algorithm_name}-{Path(some.data.dataset).name[:NAME]}".replace(":", "-")
     if usable(out).exists() and not out.is_dir():
         raise BadInput(f"{out} is no directory: name another with --out")
-    tuning.check(out, trials, loading=not quiet)
+    tuning.check_trials(out, trials, loading=not quiet)
     with resumable(out, "the same command"), Display(quiet=quiet, many=True) as display:
         rows = list(tuning.search(out, trials, display.progress, loading=not quiet, any_version=any_version))
     console = Console()

@@ -18,7 +18,7 @@ from lrbpfl.core.precision import Precision, computing
 from lrbpfl.errors import BadInput
 
 
-def check(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
     """Refuse what would break a promise in silence: batch statistics and noise that no seed reaches."""
     for name, module in model.named_modules():
         where = f"layer {name or 'model'!r} ({type(module).__name__})"

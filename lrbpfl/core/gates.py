@@ -26,7 +26,7 @@ def init(max_rank: int, gamma: float = GAMMA) -> Tensor:
     return gammas
 
 
-def gates(gamma: Tensor) -> Tensor:
+def gate_values(gamma: Tensor) -> Tensor:
     """lambda_i = sigmoid(gamma_i).  Eq. (9)"""
     return torch.sigmoid(gamma)
 
@@ -43,12 +43,12 @@ def rank(gamma: Tensor) -> int:
 
 def prune(gamma: Tensor, threshold: float = THRESHOLD) -> Tensor:
     """Close for good the gates below the threshold, lambda_i <- lambda_i 1{lambda_i >= threshold}.  Eq. (10)"""
-    return torch.where(gates(gamma) >= threshold, gamma, torch.full_like(gamma, -math.inf))
+    return torch.where(gate_values(gamma) >= threshold, gamma, torch.full_like(gamma, -math.inf))
 
 
 def penalty(gamma: Tensor) -> Tensor:
     """The L2 regulariser of the printed rule: sum_i lambda_i^2 over the gates that can still close."""
-    return (gates(gamma)[1:] ** 2).sum()
+    return (gate_values(gamma)[1:] ** 2).sum()
 
 
 def weighed(gamma: Tensor, gains: Tensor, price: float) -> Tensor:

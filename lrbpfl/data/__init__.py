@@ -1,7 +1,7 @@
 """Data: datasets by name, and who gets which example."""
 
 from lrbpfl.data.corruptions import Corruption, check_images, corrupt, deal_corruptions
-from lrbpfl.data.datasets import DATASETS, Dataset, check, load
+from lrbpfl.data.datasets import DATASETS, Dataset, check_dataset, load
 from lrbpfl.data.lazy import LazyClients, lazy_folder
 from lrbpfl.data.partition import PARTITIONS, by_labels, by_size, dirichlet, hold_out, natural
 from lrbpfl.data.remarks import lazy_remarks, remarks
@@ -20,7 +20,7 @@ __all__ = [
     "Split",
     "by_labels",
     "by_size",
-    "check",
+    "check_dataset",
     "check_images",
     "check_inputs",
     "corrupt",

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lrbpfl.data.datasets import Dataset, check
+from lrbpfl.data.datasets import Dataset, check_dataset
 from lrbpfl.data.labels import Label, classes_of, numbers_of
 from lrbpfl.data.order import natural_key
 from lrbpfl.errors import BadInput
@@ -67,7 +67,7 @@ def assemble(
         classes=classes,
         feature_names=feature_names,
     )
-    check(dataset)
+    check_dataset(dataset)
     return dataset
 
 
@@ -99,7 +99,7 @@ def assemble_one(part: Part, known: Known) -> Dataset:
         class_names=known.class_names or _names(known.classes),
         classes=known.classes,
     )
-    check(dataset)
+    check_dataset(dataset)
     return dataset
 
 

@@ -63,7 +63,7 @@ def load(
     raise BadInput(f"unknown dataset {shown(name)}{hint}: give {', '.join(DATASETS)}, {KINDS}")
 
 
-def check(dataset: Dataset) -> None:
+def check_dataset(dataset: Dataset) -> None:
     """Refuse what no algorithm can learn from, naming the first offending example and its client."""
     x, y = dataset.x, dataset.y
     if x.dtype not in (torch.uint8, torch.float32, torch.int64):

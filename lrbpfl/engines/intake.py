@@ -34,7 +34,7 @@ class Intake(NamedTuple):
 PLAIN = Intake()  # nothing but the rule about how far an upload may move
 
 
-def check(intake: Intake, where: str = "") -> None:
+def check_intake(intake: Intake, where: str = "") -> None:
     """Refuse what cannot be together; `where` goes before the names of fields."""
     farthest, aggregate, trim, clip, noise, delta = intake
     if not (math.isfinite(farthest) and (farthest == 0 or farthest >= 1)):

@@ -123,7 +123,7 @@ def federate(
     training = engine.setup.training
     if not 1 <= cohort <= len(training):
         raise BadInput(f"a cohort of {cohort} cannot be drawn from {len(training)} clients")
-    taking.check(intake)
+    taking.check_intake(intake)
     check_setup(engine.setup)
     if granted(engine.setup) is not engine.setup:
         raise TypeError(f"{type(engine).__name__} runs a setup with open wishes: engines run granted(setup)")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Algorithm, Info, Task, wishes_of
-from lrbpfl.core.checks import check, check_call, check_gradients, check_noise, check_precision
+from lrbpfl.core.checks import check_call, check_gradients, check_model, check_noise, check_precision
 from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import Inputs, describe, length
 from lrbpfl.core.inputs import fault as input_fault
@@ -118,7 +118,7 @@ def check_setup(setup: Setup) -> None:
     Which task an algorithm can work on it says itself, when it makes the server's first state. Of clients that are
     loaded when they are needed, the first stands for all.
     """
-    check(setup.task.model)
+    check_model(setup.task.model)
     _check_clients(setup)
     _try_model(setup)
     algorithm, task, _, seed, *_ = granted(setup)

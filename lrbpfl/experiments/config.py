@@ -15,8 +15,7 @@ from lrbpfl.algorithms.protocol import Algorithm, wishes_of
 from lrbpfl.data import PARTITIONS
 from lrbpfl.engines import privacy
 from lrbpfl.engines import registry as engines
-from lrbpfl.engines.intake import Intake
-from lrbpfl.engines.intake import check as check_intake
+from lrbpfl.engines.intake import Intake, check_intake
 from lrbpfl.errors import BadInput, nearest, plain, shown
 from lrbpfl.errors import unknown as unknown
 from lrbpfl.experiments.promises import check_calibration

@@ -70,7 +70,9 @@ def setup_digest(setup: Setup) -> str:
     return found.hexdigest()[:16]
 
 
-def check(path: Path, made_with: Mapping[str, Any], now: Mapping[str, str], *, any_version: bool) -> str | None:
+def check_provenance(
+    path: Path, made_with: Mapping[str, Any], now: Mapping[str, str], *, any_version: bool
+) -> str | None:
     """Refuse to go on with other data, or with other versions unless that is asked for; then a sentence that tells it.
 
     What a run does not say, because it is older than the question, is not asked for.

@@ -37,7 +37,7 @@ class Progress(NamedTuple):
 
     opened: Callable[[Run, Config], None] = lambda run, config: None  # its record holds the rounds done already
     client: Observer = lambda what, t, k, of: None
-    round: Callable[[Round, Mapping[str, float]], None] = lambda round, pooled: None  # pooled scores, if judged
+    round: Callable[[Round, Mapping[str, float]], None] = lambda ended, pooled: None  # pooled scores, if judged
     tell: Callable[[str], None] = lambda sentence: None  # what is worth knowing, and stops nothing
 
 
@@ -88,7 +88,7 @@ def made_with(setup: Setup) -> dict[str, str]:
 def check_origin(path: Path, setup: Setup, progress: Progress, *, any_version: bool) -> None:
     """Tell, or refuse, what the run was made with and is not here."""
     now = {**provenance.versions(), **made_with(setup)}
-    if told := provenance.check(path, read_origin(path), now, any_version=any_version):
+    if told := provenance.check_provenance(path, read_origin(path), now, any_version=any_version):
         progress.tell(told)
 
 
@@ -140,7 +140,7 @@ def carry_out(
 
     verdict = NOBODY
     try:
-        for round in federate(
+        for ended in federate(
             engine,
             rounds=asked.rounds,
             cohort=cohort_of(asked, len(setup.training)),
@@ -152,17 +152,17 @@ def carry_out(
             observe=progress.client,
             judging=judging,
         ):
-            verdict = judges[round.t].finish() if judges else NOBODY
+            verdict = judges[ended.t].finish() if judges else NOBODY
             judges.clear()
-            spent = _privacy(config, setup, round.t + 1) if verdict is not NOBODY else {}
-            run.record.append(_lines(round, {**verdict.pooled, **spent}))
-            if round.t + 1 == asked.rounds or (round.t + 1) % config.engine.checkpoint_every == 0:
-                run.save(config, round.t + 1, round.server)
-            progress.round(round, verdict.pooled)
+            spent = _privacy(config, setup, ended.t + 1) if verdict is not NOBODY else {}
+            run.record.append(_lines(ended, {**verdict.pooled, **spent}))
+            if ended.t + 1 == asked.rounds or (ended.t + 1) % config.engine.checkpoint_every == 0:
+                run.save(config, ended.t + 1, ended.server)
+            progress.round(ended, verdict.pooled)
     finally:
         for judge in judges.values():
             judge.drop()
-    return summarise(run, config, setup, trees.count(round.server), verdict)
+    return summarise(run, config, setup, trees.count(ended.server), verdict)
 
 
 def _privacy(config: Config, setup: Setup, rounds: int) -> dict[str, float]:
@@ -175,17 +175,17 @@ def _privacy(config: Config, setup: Setup, rounds: int) -> dict[str, float]:
     return {"epsilon": spent, "delta": config.federation.delta}
 
 
-def _lines(round: Round, pooled: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+def _lines(ended: Round, pooled: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """One line per client and metric is the primary record; lines without a client are about the whole round."""
-    number = round.t + 1
-    for k, reason in {**round.retried, **round.failures}.items():
-        yield {"round": number, "client": k, "event": "skipped" if k in round.failures else "retried", "reason": reason}
-    if round.undone:
-        yield {"round": number, "event": "undone", "reason": round.undone}
-    for k, values in round.infos.items():
+    number = ended.t + 1
+    for k, reason in {**ended.retried, **ended.failures}.items():
+        yield {"round": number, "client": k, "event": "skipped" if k in ended.failures else "retried", "reason": reason}
+    if ended.undone:
+        yield {"round": number, "event": "undone", "reason": ended.undone}
+    for k, values in ended.infos.items():
         for metric, value in values.items():
             yield {"round": number, "client": k, "metric": metric, "value": value}
-    whole = {"bytes_down": round.bytes_down, "bytes_up": round.bytes_up, "seconds": round.seconds, **pooled}
+    whole = {"bytes_down": ended.bytes_down, "bytes_up": ended.bytes_up, "seconds": ended.seconds, **pooled}
     for metric, value in whole.items():
         yield {"round": number, "metric": metric, "value": value}
 

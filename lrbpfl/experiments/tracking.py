@@ -132,7 +132,7 @@ TRACKERS: dict[str, Callable[[Run, Config], Tracker]] = {"tensorboard": TensorBo
 PACKAGES = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
 
 
-def check(kind: str | None) -> None:
+def check_tracker(kind: str | None) -> None:
     """Refuse a tracker that is unknown, or whose packages are missing; None is no tracker."""
     if kind is None:
         return
@@ -147,11 +147,11 @@ def follow(kind: str, progress: Progress, tell: Callable[[str], None]) -> Progre
     """The same progress, with a tracker that follows the run."""
     follower = _Follower(TRACKERS[kind], lambda error: tell(f"{kind} fails, the run goes on without it: {error}"))
 
-    def round(round: Round, pooled: Mapping[str, float]) -> None:
-        progress.round(round, pooled)
+    def both(ended: Round, pooled: Mapping[str, float]) -> None:
+        progress.round(ended, pooled)
         follower.catch_up()
 
-    return progress._replace(opened=follower.open, round=round)
+    return progress._replace(opened=follower.open, round=both)
 
 
 class _Follower:

@@ -74,7 +74,7 @@ def _ensemble(personal: PersonalModel) -> Ensemble:
     algorithm, task, tree = personal.algorithm, personal.task, personal._tree
     if isinstance(algorithm, Ensembled):
         return algorithm.ensemble(task, tree, generator(*personal._address))
-    if isinstance(tree, plain.Personal):
+    if isinstance(tree, plain.PersonalNetwork):
         return plain.ensemble(task, tree)
     name = personal.about["algorithm"]["name"]
     raise BadInput(f"a model of {name!r} cannot be exported: it predicts with more than networks whose noise is drawn")

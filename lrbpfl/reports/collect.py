@@ -12,11 +12,11 @@ import numpy as np
 
 from lrbpfl.disk import usable
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.comparison import is_comparison, parts
 from lrbpfl.experiments.deal import NewKind
 from lrbpfl.experiments.promises import NO_PROMISE
 from lrbpfl.metrics import Predictions, pool, reliability
 from lrbpfl.reports import finished
+from lrbpfl.studies.comparison import is_comparison, parts
 
 HISTOGRAM = 12  # bins of an uncertainty, from 0 to the logarithm of the number of classes
 CURVES = ("accuracy", "nll", "ece_pooled", "ece_pooled_floor")
@@ -29,7 +29,7 @@ Record = Sequence[Mapping[str, Any]]
 OF_METHODS = ("federation.evaluate_every", "federation.temper", "data.calibration_fraction")
 
 
-class Group(TypedDict):
+class Uncertainties(TypedDict):
     """The uncertainty of the right or of the wrong predictions, in nats."""
 
     examples: int
@@ -43,8 +43,8 @@ class View(TypedDict):
 
     bins: list[tuple[int, int, float, float]]  # index, examples, mean confidence, accuracy of each filled bin
     confusion: list[tuple[int, int, int]]  # label, prediction, examples
-    right: Group
-    wrong: Group
+    right: Uncertainties
+    wrong: Uncertainties
 
 
 class Client(TypedDict):
@@ -117,11 +117,11 @@ def look(p: Predictions) -> View:
     )
 
 
-def _group(p: Predictions, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Group:
+def _group(p: Predictions, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Uncertainties:
     top = math.log(p.probs.shape[1]) if p.probs.shape[1] > 1 else 1.0
     counts, _ = np.histogram(np.clip(p.total[chosen], 0.0, top), bins=HISTOGRAM, range=(0.0, top))
     size = max(int(chosen.sum()), 1)
-    return Group(
+    return Uncertainties(
         examples=int(chosen.sum()),
         aleatoric=_short(p.aleatoric[chosen].sum() / size),
         epistemic=_short(p.epistemic[chosen].sum() / size),

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from lrbpfl.experiments.deal import NewKind
 from lrbpfl.metrics.calibration import BINS, FEWEST_CLIENTS
 from lrbpfl.reports.collect import Result, Scores, differing, in_order, shown_kind
-from lrbpfl.reports.promises import Section, sections
+from lrbpfl.reports.promises import RunPromises, sections
 from lrbpfl.reports.winners import BOLD, PAIRED, over_clients
 
 DRAWN = (
@@ -63,7 +63,7 @@ def _part(name: str) -> str:
     return files("lrbpfl.reports").joinpath(name).read_text(encoding="utf-8")
 
 
-def _embedded(results: Sequence[Result], promised: Sequence[Section]) -> str:
+def _embedded(results: Sequence[Result], promised: Sequence[RunPromises]) -> str:
     """What the page draws, as JSON that no name in it can break out of."""
     runs = [{key: getattr(result, key) for key in DRAWN} for result in results]
     sets = [{**section._asdict(), "rows": [row._asdict() for row in section.rows]} for section in promised]
@@ -78,7 +78,7 @@ def _title(results: Sequence[Result]) -> str:
     return f"{what} on {', '.join(sorted(datasets))}"
 
 
-class Group(NamedTuple):
+class Panel(NamedTuple):
     """The runs beside each other on the same clients: those that train, or the new ones of one alpha."""
 
     label: str
@@ -86,16 +86,16 @@ class Group(NamedTuple):
     best: dict[str, set[str]]  # names, by column
 
 
-def _groups(results: Sequence[Result]) -> list[Group]:
+def _groups(results: Sequence[Result]) -> list[Panel]:
     """Of the runs with new clients, the training clients and then each alpha; nothing if there is no such run."""
     runs = [(i, result) for i, result in enumerate(results) if result.new]
     if not runs:
         return []
     trained = [(i, result.name, result.scores) for i, result in runs]
-    found = [Group("training", trained, _best([result for _, result in runs]))]
+    found = [Panel("training", trained, _best([result for _, result in runs]))]
     for alpha in in_order(alpha for _, result in runs for alpha in result.new):
         rows = [(i, result.name, result.new[alpha]) for i, result in runs if alpha in result.new]
-        found.append(Group(shown_kind(alpha), rows, _best([results[i] for i, *_ in rows], alpha)))
+        found.append(Panel(shown_kind(alpha), rows, _best([results[i] for i, *_ in rows], alpha)))
     return found
 
 

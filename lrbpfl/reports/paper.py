@@ -7,16 +7,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lrbpfl.experiments import costs
-from lrbpfl.experiments.cells import cell_folder
 from lrbpfl.experiments.config import Config
-from lrbpfl.experiments.items import ITEMS, ONE_STEP, OVERHEAD, Item
-from lrbpfl.experiments.paper import SCALES, Run, examples_per_client, overhead_file, runs, training_share
-from lrbpfl.experiments.printed import OVERHEAD as PRINTED_OVERHEAD
 from lrbpfl.metrics.calibration import BINS
 from lrbpfl.reports import finished
 from lrbpfl.reports.collect import Result, collect
 from lrbpfl.reports.winners import BOLD, PAIRED, SEEDS, over_clients, over_seeds
+from lrbpfl.studies import costs
+from lrbpfl.studies.cells import cell_folder
+from lrbpfl.studies.items import ITEMS, ONE_STEP, OVERHEAD, Item
+from lrbpfl.studies.paper import SCALES, Planned, examples_per_client, overhead_file, runs, training_share
+from lrbpfl.studies.printed import OVERHEAD as PRINTED_OVERHEAD
 
 MOST_SEEDS = 20  # that a report looks for if it is not told
 DASH = "–"
@@ -48,12 +48,14 @@ STYLES = {
     "rank": Style("Mean rank that clients keep", 2, judged=False),
 }
 
-Cell = Sequence[tuple[Run, Mapping[str, Any]]]  # one row and column: the finished runs, seed by seed, and their scores
+Cell = Sequence[
+    tuple[Planned, Mapping[str, Any]]
+]  # one row and column: the finished runs, seed by seed, and their scores
 Found = Mapping[tuple[str, str], Cell]  # by row and column
 Load = Callable[[Config], Result]  # a finished run, with its clients
 
 
-def scored(root: Path, run: Run) -> Mapping[str, Any] | None:
+def scored(root: Path, run: Planned) -> Mapping[str, Any] | None:
     """The scores of a run for its column; None if it is not finished."""
     folder = cell_folder(root, run.config)
     if not (folder / "summary.json").is_file():
@@ -135,7 +137,7 @@ def _commands(item: Item, about: str, seeds: Mapping[str, int], most: int | None
 
 def find(name: str, scale: str, root: Path, most: int | None = None, first: int = 0) -> Found:
     """Everything of an item that is finished, of at most so many seeds from the first on."""
-    found: dict[tuple[str, str], list[tuple[Run, Mapping[str, Any]]]] = {}
+    found: dict[tuple[str, str], list[tuple[Planned, Mapping[str, Any]]]] = {}
     for run in runs(name, scale, range(first, first + (most or MOST_SEEDS))):
         scores = scored(root, run)
         if scores is not None:
@@ -231,7 +233,7 @@ def _bins_table(item: Item, loaded: Iterable[Result], seed: int) -> str:
     lines = []
     for row, printed in item.bins.items():
         view = pooled.get(row)
-        ours = {bin: f"{accuracy:.2f} ({n})" for bin, n, _, accuracy in view["bins"]} if view else {}
+        ours = {place: f"{accuracy:.2f} ({n})" for place, n, _, accuracy in view["bins"]} if view else {}
         lines.append([row, *(ours.get(b, DASH) for b in range(len(printed)))])
         lines.append(["paper", *(DASH if value is None else f"{value:.2f}" for value in printed)])
     edges = [f"{b / BINS:.2f}–{(b + 1) / BINS:.2f}" for b in range(BINS)]

@@ -7,7 +7,7 @@ from lrbpfl.metrics.conformal import Promise, chance
 from lrbpfl.reports.collect import Client, Result
 
 
-class Row(NamedTuple):
+class ClientPromise(NamedTuple):
     """One client with a promise."""
 
     place: int  # in the run's clients
@@ -21,40 +21,40 @@ class Row(NamedTuple):
     fitted: int  # on so many calibration examples
 
 
-class Section(NamedTuple):
+class RunPromises(NamedTuple):
     """One run whose clients have promises."""
 
     run: int  # place among all runs
     name: str
     promised: float
     confidence: float | None
-    rows: list[Row]  # by rising coverage; new clients after the others
+    rows: list[ClientPromise]  # by rising coverage; new clients after the others
     without: list[tuple[str, str]]  # clients, and why
 
     @property
-    def worst(self) -> Row | None:
+    def worst(self) -> ClientPromise | None:
         """The training client whose sets hold the truth least often."""
         return next((row for row in self.rows if not row.new), None)
 
     @property
-    def below(self) -> list[Row]:
+    def below(self) -> list[ClientPromise]:
         """Those that cover less than chance would explain."""
         return [row for row in self.rows if row.coverage < row.low]
 
 
-def sections(results: Sequence[Result]) -> list[Section]:
+def sections(results: Sequence[Result]) -> list[RunPromises]:
     """A section for each run that was asked for sets."""
     return [_section(i, result) for i, result in enumerate(results) if "coverage_promised" in result.scores]
 
 
-def _section(i: int, result: Result) -> Section:
+def _section(i: int, result: Result) -> RunPromises:
     promised, confidence = result.scores["coverage_promised"], result.scores.get("confidence")
     rows = [
         _row(place, client, promised, confidence)
         for place, client in enumerate(result.clients)
         if client["scores"].get("coverage") is not None
     ]
-    return Section(
+    return RunPromises(
         run=i,
         name=result.name,
         promised=promised,
@@ -64,11 +64,11 @@ def _section(i: int, result: Result) -> Section:
     )
 
 
-def _row(place: int, client: Client, promised: float, confidence: float | None) -> Row:
+def _row(place: int, client: Client, promised: float, confidence: float | None) -> ClientPromise:
     scores = client["scores"]
     tested, fitted = int(scores["examples"]), int(scores["calibration_examples"])
     low, high = chance(Promise(promised, confidence, scores["threshold"], fitted), tested)
-    return Row(
+    return ClientPromise(
         place=place,
         name=client["name"],
         new=client["new_alpha"] is not None,

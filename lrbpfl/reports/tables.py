@@ -8,10 +8,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from lrbpfl.errors import plain
-from lrbpfl.experiments.tuning import Row
 from lrbpfl.metrics.conformal import needed
 from lrbpfl.reports.collect import Result
 from lrbpfl.reports.winners import BOLD, over_clients
+from lrbpfl.studies.tuning import Scored
 
 ECES = ("ece_pooled", "ece_pooled_floor", "ece_worst", "ece_floor_worst")
 
@@ -94,7 +94,7 @@ def _promised(coverage: float, confidence: float | None) -> tuple[str, str]:
     return title, f"A promise needs {least} calibration examples at a client."
 
 
-def study_table(rows: Sequence[Row]) -> Table:
+def study_table(rows: Sequence[Scored]) -> Table:
     """One row per trial of a search, in the order given; changes are against the first trial, seed by seed.
 
     Fields of the algorithm go without their section, so that a row fits a terminal of eighty columns.

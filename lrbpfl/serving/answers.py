@@ -26,7 +26,7 @@ DEEPEST = 8  # dimensions that an example may have
 _one_at_a_time = threading.Lock()
 
 
-class Row(NamedTuple):
+class Question(NamedTuple):
     """One example: whose it is, and the numbers, nested as one example of that client's data."""
 
     client: str
@@ -50,7 +50,7 @@ class Answer:
     set: list[Class] | None = None  # that holds the label with the coverage that was promised, if one was
 
 
-def answers(models: Mapping[str, PersonalModel], rows: Sequence[Row]) -> list[Answer]:
+def answers(models: Mapping[str, PersonalModel], rows: Sequence[Question]) -> list[Answer]:
     """An answer to each row, from its client's own model."""
     places: dict[str, list[int]] = defaultdict(list)
     for i, row in enumerate(rows):
@@ -113,7 +113,7 @@ def _check(drawn: Tensor, places: list[int]) -> None:
         raise BadInput(f"row {place}: its numbers are so large that the model has no answer")
 
 
-def _taken(model: PersonalModel, rows: Sequence[Row], places: list[int]) -> Inputs:
+def _taken(model: PersonalModel, rows: Sequence[Question], places: list[int]) -> Inputs:
     """The rows in these places, all of one client, as its model takes them."""
     read = [_read(rows[i].input, model.inputs, f"row {i}") for i in places]
     try:

@@ -13,7 +13,7 @@ from lrbpfl.core import gates as gating
 from lrbpfl.errors import BadInput
 from lrbpfl.personal.description import Class
 from lrbpfl.personal.model import PersonalModel
-from lrbpfl.serving.answers import Answer, Row, UnknownClient, answers, short
+from lrbpfl.serving.answers import Answer, Question, UnknownClient, answers, short
 from lrbpfl.serving.guard import Guard
 from lrbpfl.serving.page import CONTENT_POLICY, page
 
@@ -157,10 +157,10 @@ class TooMany(BadInput):
     """More rows than are answered at once."""
 
 
-def _rows(asked: OfOneClient | OfManyClients) -> list[Row]:
+def _rows(asked: OfOneClient | OfManyClients) -> list[Question]:
     if isinstance(asked, OfManyClients):
-        return [Row(row.client, row.input) for row in asked.rows]
-    return [Row(asked.client, given) for given in asked.inputs]
+        return [Question(row.client, row.input) for row in asked.rows]
+    return [Question(asked.client, given) for given in asked.inputs]
 
 
 def _client(name: str, model: PersonalModel) -> Client:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lrbpfl.algorithms.lr_bpfl import LRBPFL
-from lrbpfl.algorithms.lr_bpfl import Personal as MaskedPersonal
-from lrbpfl.algorithms.masked_site import scales_of
+from lrbpfl.algorithms.lr_bpfl import LRBPFL, PersonalMask
+from lrbpfl.algorithms.masked_client import scales_of
 from lrbpfl.core import masks as masking
 from lrbpfl.core.gaussian import sample
 from lrbpfl.core.masks import Factors
@@ -41,7 +40,7 @@ class Plan(NamedTuple):
 
     def samples(self, models: Sequence[PersonalModel], x: Any, owners: Tensor) -> Tensor:
         """Probabilities (C, n, classes) of the rows x (n, ...), each under the masks of its owner (n,)."""
-        trees: list[MaskedPersonal] = [model._tree for model in models]
+        trees: list[PersonalMask] = [model._tree for model in models]
         W, gates = trees[0].W, trees[0].gates
         h = masked_network(self.model, self.layers, gates).before(W, x)
         factors = side_by_side([self._drawn(model) for model in models])
@@ -52,7 +51,7 @@ class Plan(NamedTuple):
 
     def _drawn(self, model: PersonalModel) -> dict[str, Factors]:
         """The factors of a client's C masks, Q Lambda (C, r_k, outputs) and R (C, r_k, inputs), of every layer."""
-        tree: MaskedPersonal = model._tree
+        tree: PersonalMask = model._tree
         places, scales = masking.layout(self.layers, tree.gates), scales_of(self.method, tree.gates)
         draws = sample(tree.masks, masking.draw(tree.masks, self.method.predict_samples, model.noise()))
         parts = iter(draws.split(places.sizes, dim=1))

@@ -103,8 +103,8 @@ class _Leg:
         finally:
             self.lost |= engine.lost
 
-    def _done(self, round: Any, pooled: Mapping[str, float]) -> None:
-        self.rounds = round.t + 1
+    def _done(self, ended: Any, pooled: Mapping[str, float]) -> None:
+        self.rounds = ended.t + 1
 
     def _names(self) -> dict[str, list[str]]:
         """The clients of every site that opens."""

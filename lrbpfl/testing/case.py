@@ -10,7 +10,7 @@ from lrbpfl.algorithms.protocol import Algorithm, Task, Update
 from lrbpfl.core.descent import Data
 from lrbpfl.rng import generator
 from lrbpfl.testing.form import expect
-from lrbpfl.testing.toy import CLASSES, Run, Toy, play, predict, start
+from lrbpfl.testing.toy import CLASSES, Toy, ToyRun, play, predict, start
 from lrbpfl.trees import Tree
 
 
@@ -19,7 +19,7 @@ class Case(NamedTuple):
 
     algorithm: Algorithm
     toy: Toy
-    run: Run
+    run: ToyRun
     message: Tree
     client: Tree
     data: Data

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from lrbpfl import trees
 from lrbpfl.algorithms.fedavg import FedAvg
-from lrbpfl.algorithms.plain import Personal
+from lrbpfl.algorithms.plain import PersonalNetwork
 from lrbpfl.algorithms.protocol import STRICT, Info, Task, Update
 from lrbpfl.core.descent import Data
 from lrbpfl.core.network import Params
@@ -78,12 +78,12 @@ class Frail:
         """FedAvg's."""
         return PLAIN.server_aggregate(task, server, updates, rng)
 
-    def personalise(self, task: Task, message: Params, client: Kept, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: Params, client: Kept, data: Data, rng: Generator) -> PersonalNetwork:
         """FedAvg's, leaning."""
         own = PLAIN.personalise(task, message, None, data, rng)
         return own._replace(log_prior=own.log_prior + client.bias)
 
-    def predict(self, task: Task, personal: Personal, x: Tensor, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalNetwork, x: Tensor, rng: Generator) -> Tensor:
         """FedAvg's, unless the client is frail."""
         if _is_frail(x) and self.prediction == "raise":
             raise LookupError(REASON)
@@ -138,10 +138,10 @@ def _same_bits(make: Make) -> None:
     setup = frail_setup(Frail())
     expected, states = _run(Serial, setup)
     found, states_too = _run(make, setup)
-    for round, other in zip(found, expected, strict=True):
-        expect(trees.equal(round.server, other.server), f"the server after round {other.t} is not the serial engine's")
+    for ended, other in zip(found, expected, strict=True):
+        expect(trees.equal(ended.server, other.server), f"the server after round {other.t} is not the serial engine's")
         told = f"the evaluations after round {other.t} are not the serial engine's"
-        expect(_same_evaluations(round, other), told)
+        expect(_same_evaluations(ended, other), told)
     expect(same_rounds(found, expected), "cohorts, infos or bytes of the rounds are not the serial engine's")
     expect(states_too.keys() == states.keys(), f"states are kept of the clients {list(states_too)}, not {list(states)}")
     expect(trees.equal(states_too, states), "what clients keep is not what they keep in the serial engine")
@@ -169,13 +169,13 @@ def _failures(make: Make) -> None:
         setup = frail_setup(Frail(update=way, prediction="raise"))
         expected, states = _run(Serial, setup)
         found, states_too = _run(make, setup)
-        for round, other in zip(found, expected, strict=True):
+        for ended, other in zip(found, expected, strict=True):
             told = f"with a client whose update ends in {way!r}, round {other.t}"
-            fine = round.failures.keys() == other.failures.keys()
-            expect(fine, f"{told} names {list(round.failures)} as failed, not {list(other.failures)}")
-            expect(round.accepted == other.accepted, f"{told} accepts {round.accepted}, not {other.accepted}")
-            expect(trees.equal(round.server, other.server), f"{told} gives another server than the serial engine")
-        reasons = [reason for round in found for reason in round.failures.values()]
+            fine = ended.failures.keys() == other.failures.keys()
+            expect(fine, f"{told} names {list(ended.failures)} as failed, not {list(other.failures)}")
+            expect(ended.accepted == other.accepted, f"{told} accepts {ended.accepted}, not {other.accepted}")
+            expect(trees.equal(ended.server, other.server), f"{told} gives another server than the serial engine")
+        reasons = [reason for ended in found for reason in ended.failures.values()]
         fine = way == "nan" or all(REASON in reason for reason in reasons)
         expect(fine, f"what a client raised is lost: its failure is told as {reasons}")
         expect(trees.equal(states_too, states), f"what clients keep is wrong when an update ends in {way!r}")

@@ -60,20 +60,20 @@ def make_setup(algorithm: Algorithm, toy: Toy) -> Setup:
     return Setup(algorithm, toy.task, tuple(clients), seed=0)
 
 
-class Run(NamedTuple):
+class ToyRun(NamedTuple):
     """Everything a run keeps between two rounds."""
 
     server: Tree
     clients: dict[int, Tree]
 
 
-def start(algorithm: Algorithm, toy: Toy, seed: int = 0) -> Run:
+def start(algorithm: Algorithm, toy: Toy, seed: int = 0) -> ToyRun:
     """A run before round 0."""
     clients = {k: algorithm.init_client(toy.task, generator(seed, "client", k)) for k in toy.train}
-    return Run(server=algorithm.init_server(toy.task, generator(seed, "server")), clients=clients)
+    return ToyRun(server=algorithm.init_server(toy.task, generator(seed, "server")), clients=clients)
 
 
-def play(algorithm: Algorithm, toy: Toy, run: Run, rounds: range, seed: int = 0) -> Run:
+def play(algorithm: Algorithm, toy: Toy, run: ToyRun, rounds: range, seed: int = 0) -> ToyRun:
     """The run after these rounds, with all clients in each."""
     for t in rounds:
         updates, clients = [], dict(run.clients)
@@ -83,7 +83,7 @@ def play(algorithm: Algorithm, toy: Toy, run: Run, rounds: range, seed: int = 0)
             upload, clients[k], _ = algorithm.client_update(toy.task, message, run.clients[k], data, rng)
             updates.append(Update(client_id=k, num_examples=len(data.y), upload=upload))
         server = algorithm.server_aggregate(toy.task, run.server, iter(updates), generator(seed, "aggregate", t))
-        run = Run(server=server, clients=clients)
+        run = ToyRun(server=server, clients=clients)
     return run
 
 

@@ -9,14 +9,14 @@ from torch.nn import functional as nnf
 from lrbpfl.algorithms.protocol import Algorithm, Task
 from lrbpfl.core.descent import Data
 from lrbpfl.core.network import Params
-from lrbpfl.testing.toy import Run as Run
+from lrbpfl.testing.toy import ToyRun as ToyRun
 from lrbpfl.testing.toy import play as play
 from lrbpfl.testing.toy import predict as predict
 from lrbpfl.testing.toy import start as start
 from tests.conftest import Toy
 
 
-def accuracy(algorithm: Algorithm, toy: Toy, run: Run) -> float:
+def accuracy(algorithm: Algorithm, toy: Toy, run: ToyRun) -> float:
     """The mean over clients of the accuracy of their personal models on held-out data."""
     hits = []
     for k, data in toy.train.items():

@@ -14,7 +14,7 @@ from lrbpfl.algorithms.protocol import Task, Update
 from lrbpfl.core.descent import Data, Rate, batches, descend
 from lrbpfl.core.network import Params
 from lrbpfl.rng import generator
-from tests.algorithms.hand import Run, play, predict, start
+from tests.algorithms.hand import ToyRun, play, predict, start
 from tests.conftest import Toy, blobs
 
 
@@ -114,7 +114,7 @@ def test_quadratics_in_closed_form() -> None:
 
 
 def test_every_client_predicts_with_the_global_network(toy: Toy) -> None:
-    run = Run(server=start(FedAvg(), toy).server, clients={})
+    run = ToyRun(server=start(FedAvg(), toy).server, clients={})
     x = toy.test[0].x
     for data in (toy.train[0], toy.train[3], blobs(torch.tensor([1]), "new")):
         probs = predict(FedAvg(), toy.task, run.server, None, data, x)

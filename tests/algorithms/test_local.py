@@ -135,10 +135,10 @@ def test_nothing_travels_and_everybody_is_judged(workers: int) -> None:
     federation = small(Local())
     engine: Engine = Processes(federation, workers) if workers else Serial(federation)
     rounds = run(engine)
-    for round in rounds:
-        assert round.bytes_up == round.bytes_down == 0
-        assert round.accepted == round.cohort and not round.failures and round.server is None
-    called = {k for round in rounds for k in round.cohort}
+    for ended in rounds:
+        assert ended.bytes_up == ended.bytes_down == 0
+        assert ended.accepted == ended.cohort and not ended.failures and ended.server is None
+    called = {k for ended in rounds for k in ended.cohort}
     assert kept(engine).keys() == called != set(range(4))
     evaluations = rounds[-1].evaluations
     assert list(evaluations) == [0, 1, 2, 3]
@@ -149,9 +149,9 @@ def test_a_client_that_diverges_keeps_its_last_good_network() -> None:
     engine = Serial(small(Local(lr=1e9))._replace(paces=(1e21, 1e21)))
     good = {k: fresh_state(engine.setup, k) for k in range(4)}
     kept(engine).update(good)
-    (round,) = federate(engine, rounds=2, cohort=3, start=(1, None))
-    assert not round.accepted and round.failures.keys() == set(round.cohort)
-    assert all("diverged" in reason and "not finite" in reason for reason in round.failures.values())
+    (ended,) = federate(engine, rounds=2, cohort=3, start=(1, None))
+    assert not ended.accepted and ended.failures.keys() == set(ended.cohort)
+    assert all("diverged" in reason and "not finite" in reason for reason in ended.failures.values())
     assert trees.equal(kept(engine), good)
 
 

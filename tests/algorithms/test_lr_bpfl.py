@@ -12,7 +12,7 @@ from torch.distributions import Normal, kl_divergence
 from lrbpfl import trees
 from lrbpfl.algorithms import ballots
 from lrbpfl.algorithms.fedavg import FedAvg
-from lrbpfl.algorithms.lr_bpfl import LRBPFL, Client, Message, Personal
+from lrbpfl.algorithms.lr_bpfl import LRBPFL, Client, Message, PersonalMask
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data
 from lrbpfl.core.gates import rank
@@ -20,7 +20,7 @@ from lrbpfl.core.masks import Gates
 from lrbpfl.core.network import LayerKind, Params, maskable
 from lrbpfl.errors import BadInput
 from lrbpfl.rng import generator
-from tests.algorithms.hand import Run, accuracy, play, start
+from tests.algorithms.hand import ToyRun, accuracy, play, start
 from tests.conftest import Toy, blobs
 
 PRINTED = {
@@ -55,7 +55,7 @@ def ranks(gates: Gates) -> dict[str, int]:
     return {name: rank(gamma) for name, gamma in gates.items()}
 
 
-def message(run: Run) -> Message:
+def message(run: ToyRun) -> Message:
     return Message(W=run.server.W, ballot=None)
 
 
@@ -90,7 +90,7 @@ def test_a_mask_goes_back_to_the_client_s_first_draw(toy: Toy) -> None:
     algorithm = LRBPFL(mask_steps=0, calibration=0.0)
     run = start(algorithm, toy)
 
-    def first(k: int, *path: str) -> Personal:
+    def first(k: int, *path: str) -> PersonalMask:
         return algorithm.personalise(toy.task, message(run), run.clients[k], toy.train[0], generator(0, *path))
 
     assert trees.equal(first(0, "one"), first(0, "two"))
@@ -200,7 +200,7 @@ def test_without_masks_it_is_fedavg(toy: Toy, label_prior: float, class_rows: bo
     ours, theirs = (play(algorithm, toy, start(algorithm, toy), range(3)) for algorithm in (still, fedavg))
     torch.testing.assert_close(ours.server.W, theirs.server)
     assert not trees.equal(ours.server.W, start(fedavg, toy).server)
-    assert accuracy(still, toy, ours) == pytest.approx(accuracy(fedavg, toy, Run(theirs.server, theirs.clients)))
+    assert accuracy(still, toy, ours) == pytest.approx(accuracy(fedavg, toy, ToyRun(theirs.server, theirs.clients)))
 
 
 def test_the_network_stays_while_the_mask_adapts(toy: Toy) -> None:
@@ -348,7 +348,7 @@ def test_what_comes_before_the_masks_is_computed_once_and_changes_nothing(toy: T
     calls: list[int] = []
     net[0].register_forward_hook(lambda module, args, out: calls.append(len(args[0])))
 
-    def adapted(model: nn.Module) -> Personal:
+    def adapted(model: nn.Module) -> PersonalMask:
         task = Task(model, num_classes=4, label_prior=0.0)
         server = algorithm.init_server(task, generator(0))
         client = algorithm.init_client(task, generator(0, "client"))

@@ -19,7 +19,7 @@ from lrbpfl.core.network import Params
 from lrbpfl.errors import BadInput
 from lrbpfl.models import cnn
 from lrbpfl.rng import generator
-from tests.algorithms.hand import Run, play, predict, start
+from tests.algorithms.hand import ToyRun, play, predict, start
 from tests.conftest import CLASSES, Toy
 
 EVERYTHING = 1000  # a batch size beyond every client's data
@@ -55,7 +55,7 @@ def test_without_noise_and_kl_new_clients_train_as_in_fedavg(toy: Toy) -> None:
 
 def test_without_noise_and_kl_clients_with_equal_variances_train_as_in_fedavg(toy: Toy) -> None:
     algorithm, fedavg = MetaVD(noise=0.0, beta=0.0, clip=HUGE, hidden=8, hyper_decay=0.0), FedAvg(lr=0.02)
-    begin = Run(server=alike(algorithm, toy), clients=dict.fromkeys(toy.train))
+    begin = ToyRun(server=alike(algorithm, toy), clients=dict.fromkeys(toy.train))
     end = play(algorithm, toy, begin, range(4)).server
     expected = play(fedavg, toy, start(fedavg, toy), range(4)).server
     torch.testing.assert_close(end.theta, expected)

@@ -11,7 +11,7 @@ from lrbpfl.algorithms.metavd import Hyper, MetaVD, Server, hypernetwork, log_va
 from lrbpfl.algorithms.protocol import Update
 from lrbpfl.core.network import Params
 from lrbpfl.rng import generator
-from tests.algorithms.hand import Run, play, start
+from tests.algorithms.hand import ToyRun, play, start
 from tests.algorithms.test_metavd import NEW, SMALL, alike, message
 from tests.conftest import Toy
 
@@ -156,7 +156,7 @@ def test_the_hypernetwork_learns_whose_weights_want_how_much_noise(toy: Toy) -> 
 
 def test_training_makes_clients_with_equal_embeddings_differ(toy: Toy) -> None:
     algorithm = MetaVD(warmup=0)
-    begin = Run(server=alike(algorithm, toy), clients=dict.fromkeys(toy.train))
+    begin = ToyRun(server=alike(algorithm, toy), clients=dict.fromkeys(toy.train))
     hyper = play(algorithm, toy, begin, range(4)).server.hyper
     rows = log_variances(hyper, [0, 1, 2, 3])
     assert all((rows[i] - rows[j]).abs().max() > 0.01 for i in range(4) for j in range(i))

@@ -15,7 +15,7 @@ from lrbpfl.algorithms.protocol import Task, Update
 from lrbpfl.core.descent import Data, batches
 from lrbpfl.core.network import Params
 from lrbpfl.rng import generator
-from tests.algorithms.hand import Run, accuracy, gradient, loaded, play, predict, start
+from tests.algorithms.hand import ToyRun, accuracy, gradient, loaded, play, predict, start
 from tests.conftest import CLASSES, FEATURES, Toy, blobs
 
 both = pytest.mark.parametrize("variant", ["fo", "hf"])
@@ -218,7 +218,7 @@ def test_one_step_helps_more_from_a_network_trained_for_it(toy: Toy) -> None:
     begin = start(meta, toy)
     plain = FedAvg(lr=0.1, local_steps=5, batch_size=EVERYTHING)
 
-    def adapted_loss(run: Run) -> float:
+    def adapted_loss(run: ToyRun) -> float:
         each = [(predict(meta, toy.task, run.server, None, d, d.x)[0].log(), d.y) for d in toy.train.values()]
         return torch.stack([nnf.nll_loss(log_p, y) for log_p, y in each]).mean().item()
 

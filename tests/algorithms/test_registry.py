@@ -13,7 +13,7 @@ from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.protocol import Algorithm
 
 METHODS = [name for name, value in vars(Algorithm).items() if inspect.isfunction(value) and not name.startswith("_")]
-HELPERS = {"__init__", "protocol", "plain", "average", "ballots", "evidence", "masked_site"}
+HELPERS = {"__init__", "protocol", "plain", "average", "ballots", "evidence", "masked_client"}
 everyone = pytest.mark.parametrize("name", ALGORITHMS)
 
 

@@ -23,8 +23,8 @@ from lrbpfl.data import deal_corruptions
 from lrbpfl.disk import locked
 from lrbpfl.engines import registry
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments import bench as benchmark
 from lrbpfl.models import cnn
+from lrbpfl.studies import bench as benchmark
 from tests.cli.conftest import DIGITS, TINY, Lrbpfl
 
 

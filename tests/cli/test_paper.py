@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from lrbpfl.cli import paper as command
-from lrbpfl.experiments import cells, costs, paper
-from lrbpfl.experiments.items import ITEMS, OVERHEAD, Column, Item, Row, Score
-from lrbpfl.experiments.paper import Scale
+from lrbpfl.studies import cells, costs, paper
+from lrbpfl.studies.items import ITEMS, OVERHEAD, Column, Item, Row, Score
+from lrbpfl.studies.paper import Scale
 from tests.cli.conftest import Lrbpfl
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lrbpfl import trees
-from lrbpfl.core.checks import check, check_call, check_gradients, check_noise
+from lrbpfl.core.checks import check_call, check_gradients, check_model, check_noise
 from lrbpfl.core.inputs import Inputs
 from lrbpfl.errors import BadInput
 from lrbpfl.models import mlp
@@ -18,7 +18,7 @@ from tests.core.zoo import CLASSES, ZOO, Functional, Recurrent, Several, made, s
 @pytest.mark.parametrize("name", ZOO)
 def test_what_people_bring_is_accepted(name: str) -> None:
     model, x = made(name, n=2)
-    check(model)
+    check_model(model)
     check_call(model, x, CLASSES)
     check_noise(model, x)
     check_gradients(model, x)
@@ -55,7 +55,7 @@ def test_outputs_that_are_no_logits_are_told() -> None:
 
 def test_a_model_of_which_nothing_trains_is_refused() -> None:
     with pytest.raises(BadInput, match="nothing to train"):
-        check(mlp(CLASSES, (5,)).requires_grad_(False))
+        check_model(mlp(CLASSES, (5,)).requires_grad_(False))
 
 
 class Rolling(nn.Module):
@@ -142,7 +142,7 @@ def test_a_way_back_that_would_go_wrong_is_found(model: nn.Module, words: str) -
 
 
 def test_dropout_of_layers_is_none_of_it() -> None:
-    check(Recurrent(dropout=0.3))
+    check_model(Recurrent(dropout=0.3))
 
 
 def test_images_with_channels_last_are_explained() -> None:

@@ -14,16 +14,16 @@ NO_DATA = Data(x=torch.zeros(0), y=torch.zeros(0))
 
 def test_initial_values() -> None:
     gamma = gating.init(4)
-    assert gating.gates(gamma).tolist() == [1.0, *[pytest.approx(1 / (1 + math.exp(-3.5)))] * 3]
-    assert gating.gates(gamma)[1].item() == pytest.approx(0.9707, abs=5e-5)
-    assert gating.gates(gating.init(1)).tolist() == [1.0]
+    assert gating.gate_values(gamma).tolist() == [1.0, *[pytest.approx(1 / (1 + math.exp(-3.5)))] * 3]
+    assert gating.gate_values(gamma)[1].item() == pytest.approx(0.9707, abs=5e-5)
+    assert gating.gate_values(gating.init(1)).tolist() == [1.0]
 
 
 @pytest.mark.parametrize("off", [-1e-4, 1e-4])
 def test_the_threshold_is_log_19(off: float) -> None:
     gamma = gating.prune(torch.tensor([math.inf, math.log(19) + off]))
     assert gating.rank(gamma) == (2 if off > 0 else 1)
-    assert gating.gates(gamma)[1].item() == (pytest.approx(0.95, abs=1e-4) if off > 0 else 0.0)
+    assert gating.gate_values(gamma)[1].item() == (pytest.approx(0.95, abs=1e-4) if off > 0 else 0.0)
 
 
 def test_a_gate_at_the_threshold_stays() -> None:
@@ -40,7 +40,7 @@ def test_pruning_leaves_open_gates_and_its_argument_alone() -> None:
 @pytest.mark.parametrize("threshold", [0.5, 0.95, 1.0])
 def test_the_first_gate_is_never_pruned(threshold: float) -> None:
     gamma = gating.prune(gating.init(3, -5.0), threshold)
-    assert gating.is_open(gamma).tolist() == [True, False, False] and gating.gates(gamma)[0] == 1
+    assert gating.is_open(gamma).tolist() == [True, False, False] and gating.gate_values(gamma)[0] == 1
 
 
 def test_rank_counts_open_gates_not_large_ones() -> None:
@@ -51,7 +51,7 @@ def test_rank_counts_open_gates_not_large_ones() -> None:
 
 def test_gradients_are_zero_at_both_ends_and_right_between() -> None:
     gamma = torch.tensor([math.inf, 0.7, -math.inf], requires_grad=True)
-    (gradient,) = torch.autograd.grad((gating.gates(gamma) * torch.tensor([5.0, 2.0, 3.0])).sum(), gamma)
+    (gradient,) = torch.autograd.grad((gating.gate_values(gamma) * torch.tensor([5.0, 2.0, 3.0])).sum(), gamma)
     value = 1 / (1 + math.exp(-0.7))
     assert gradient.tolist() == [0.0, pytest.approx(2 * value * (1 - value)), 0.0]
 
@@ -72,7 +72,7 @@ def test_the_ends_survive_training(optimiser: OptimiserName) -> None:
     gradients: list[Tensor] = []
 
     def F(gamma: Tensor, batch: Data) -> Tensor:
-        lam = gating.gates(gamma)
+        lam = gating.gate_values(gamma)
         loss = 3 * lam[0] - 5 * lam[2:].sum() + gating.penalty(gamma)
         gradients.extend(torch.autograd.grad(loss, gamma, retain_graph=True))
         return loss

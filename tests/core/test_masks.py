@@ -227,7 +227,7 @@ def test_gradients_of_the_free_energy_match_finite_differences() -> None:
     names = [name for name, _ in trees.named_leaves(template)]
 
     def F(W: Params, masks: Gaussian, gates: Gates) -> Tensor:
-        scales = {name: gating.gates(gamma)[gating.is_open(gamma)] for name, gamma in gates.items()}
+        scales = {name: gating.gate_values(gamma)[gating.is_open(gamma)] for name, gamma in gates.items()}
         logits = network.logits(W, sample(masks, noise), x, scales)
         kl = masking.kl_divergence(masks, prior_mean, 0.3)
         return free_energy(nll(logits, y), kl, temperature=0.8, num_data=7)

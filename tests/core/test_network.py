@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lrbpfl import trees
-from lrbpfl.core.checks import check
+from lrbpfl.core.checks import check_model
 from lrbpfl.core.network import (
     Layer,
     Weights,
@@ -147,7 +147,7 @@ REFUSED = {
 def test_refused_with_the_layer_and_the_way_out(case: str) -> None:
     layer, kind, advice = REFUSED[case]
     with pytest.raises(BadInput) as caught:
-        check(with_layer(layer))
+        check_model(with_layer(layer))
     sentence = str(caught.value)
     assert "layer '1'" in sentence and f"({kind})" in sentence and advice in sentence and "\n" not in sentence
 
@@ -156,13 +156,13 @@ def test_nested_layers_are_named_in_full() -> None:
     model = Transformer()
     model.encoder.register_module("norm1", nn.BatchNorm1d(8))
     with pytest.raises(BadInput, match=r"'encoder\.norm1'.*without_batchnorm"):
-        check(model)
+        check_model(model)
 
 
 @pytest.mark.parametrize("model", [nn.Sequential(), nn.ReLU(), nn.Embedding(3, 4), nn.GroupNorm(2, 4)], ids=kind)
 def test_a_model_without_a_layer_to_mask_is_refused(model: nn.Module) -> None:
     with pytest.raises(BadInput, match="no Linear or Conv"):
-        check(model)
+        check_model(model)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_model_without_a_layer_to_mask_is_refused(model: nn.Module) -> None:
     ids=kind,
 )
 def test_what_keeps_every_promise_is_accepted(model: nn.Module) -> None:
-    check(model)
+    check_model(model)
 
 
 @pytest.mark.parametrize("kind", [Residual, Recurrent])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import lrbpfl
 from lrbpfl import trees
-from lrbpfl.core.checks import check
+from lrbpfl.core.checks import check_model
 from lrbpfl.core.norms import ScaleShift
 from lrbpfl.errors import BadInput
 
@@ -44,7 +44,7 @@ def test_folded_statistics_give_the_outputs_of_evaluation_mode() -> None:
     model, x = seen().eval(), torch.randn(6, 3, 5, 5)
     before = trees.tree_map(torch.clone, dict(model.state_dict()))
     folded = lrbpfl.without_batchnorm(model, fold=True)
-    check(folded)
+    check_model(folded)
     torch.testing.assert_close(folded(x), model(x), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(folded.train()(x), model(x), rtol=1e-6, atol=1e-6)
     assert trees.equal(dict(model.state_dict()), before) and isinstance(model.twice, nn.BatchNorm2d)
@@ -66,7 +66,7 @@ def test_groups_divide_the_channels_and_scales_are_kept(channels: int, groups: i
 
 def test_a_network_with_groups_no_longer_cares_who_is_in_a_batch() -> None:
     model, x = lrbpfl.without_batchnorm(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))), torch.randn(5, 3, 2, 2)
-    check(model)
+    check_model(model)
     torch.testing.assert_close(model(x)[:1], model(x[:1]))
 
 

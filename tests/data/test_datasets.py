@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lrbpfl.data import DATASETS, Dataset, check, cifar, datasets, load
+from lrbpfl.data import DATASETS, Dataset, check_dataset, cifar, datasets, load
 from lrbpfl.errors import BadInput
 from tests.data.test_cifar import tiny, write
 
@@ -22,13 +22,13 @@ def test_digits() -> None:
     assert dataset.x.min() == -1 and dataset.x.max() == 1
     assert dataset.y.shape == (1797,) and set(dataset.y.tolist()) == set(range(10))
     assert dataset.class_names == tuple("0123456789")
-    check(dataset)
+    check_dataset(dataset)
 
 
 def test_speakers() -> None:
     """Fifteen clients with their names, six examples of each vowel, of which the first three train."""
     dataset = load("speakers")
-    check(dataset)
+    check_dataset(dataset)
     assert dataset.owner is not None and dataset.trains is not None and dataset.client_names is not None
     assert dataset.x.shape == (990, 10) and dataset.x.dtype == torch.float32
     assert dataset.class_names == ("hid", "hId", "hEd", "hAd", "hYd", "had", "hOd", "hod", "hUd", "hud", "hed")
@@ -56,7 +56,7 @@ def test_cifar_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (dataset.name, dataset.num_classes, dataset.num_test) == ("cifar10", 10, 40)  # the last of two files
     assert torch.equal(dataset.x, load("cifar10", tmp_path).x)
     assert dataset.class_names is None
-    check(dataset)
+    check_dataset(dataset)
     (tmp_path / archive.folder / "names.txt").write_text("".join(f"thing {k}\n" for k in range(10)) + "\n")
     assert load("cifar10").class_names == tuple(f"thing {k}" for k in range(10))
 
@@ -108,9 +108,9 @@ GOOD = Dataset("mine", torch.zeros(3, 2), torch.tensor([0, 1, 1]), 2, np.array([
     ],
 )
 def test_check_names_the_example(change: dict[str, Any], words: str) -> None:
-    check(GOOD)
+    check_dataset(GOOD)
     with pytest.raises(BadInput, match=words):
-        check(GOOD._replace(**change))
+        check_dataset(GOOD._replace(**change))
 
 
 def test_the_registry_is_complete() -> None:

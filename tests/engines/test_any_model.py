@@ -62,7 +62,7 @@ def test_it_trains_and_the_module_is_as_it_was(name: str, algorithm: str) -> Non
         module.training = False  # a mode that no call of train or eval would leave
     modes, torch_state = [module.training for module in model.modules()], torch.get_rng_state()
     rounds = run(setup)
-    assert not any(round.failures for round in rounds)
+    assert not any(ended.failures for ended in rounds)
     assert not trees.equal(rounds[-1].server, setup.algorithm.init_server(setup.task, generator(3, "server")))
     for evaluation in rounds[-1].evaluations.values():
         assert evaluation.result is not None and evaluation.failure is None

@@ -92,11 +92,11 @@ def test_the_end_is_that_of_a_clean_run(clean: tuple[str, dict[int, float], floa
     name, losses, spread = clean
     loss, rounds = play(name, 0, FORGERIES[kind], Intake())
     assert abs(loss - losses[0]) < 3 * spread
-    sent = [k for round in rounds for k in round.cohort if k in BAD]
-    refused = [k for round in rounds for k in round.failures]
+    sent = [k for ended in rounds for k in ended.cohort if k in BAD]
+    refused = [k for ended in rounds for k in ended.failures]
     assert len(sent) > 2
     assert refused == ([] if kind == "stale" else sent)
-    assert not any(round.undone for round in rounds)
+    assert not any(ended.undone for ended in rounds)
 
 
 def test_without_the_rule_they_ruin_it() -> None:

@@ -45,7 +45,7 @@ def both(setup: Setup) -> tuple[list[Round], dict[int, Tree]]:
         others, states_too = run(Processes(setup, workers))
         assert same_rounds(rounds, others)
         assert trees.equal(states, states_too)
-        assert not any(round.retried for round in others)
+        assert not any(ended.retried for ended in others)
     return rounds, states
 
 
@@ -53,10 +53,10 @@ def both(setup: Setup) -> tuple[list[Round], dict[int, Tree]]:
 def test_a_client_that_fails_in_its_own_way_is_skipped_and_named(way: str) -> None:
     rounds, states = both(rogue(way))
     expected, _ = run(Serial(rogue(update="raise", culprits=(1,))))
-    for round, other in zip(rounds, expected, strict=True):
-        assert list(round.failures) == [1] and round.failures[1].startswith(FAIL[way][1])
-        assert trees.equal(round.server, other.server)
-        assert round.infos == other.infos
+    for ended, other in zip(rounds, expected, strict=True):
+        assert list(ended.failures) == [1] and ended.failures[1].startswith(FAIL[way][1])
+        assert trees.equal(ended.server, other.server)
+        assert ended.infos == other.infos
     assert list(states) == [0, 2, 3]
 
 
@@ -65,10 +65,10 @@ def test_what_a_client_changes_is_its_own(way: str) -> None:
     handler = signal.getsignal(signal.SIGINT)
     rounds, states = both(rogue(way))
     expected, states_too = run(Serial(rogue()))
-    for round, other in zip(rounds, expected, strict=True):
-        assert not round.failures
-        assert trees.equal(round.server, other.server)
-        assert {k: round.infos[k] for k in (0, 2, 3)} == {k: other.infos[k] for k in (0, 2, 3)}
+    for ended, other in zip(rounds, expected, strict=True):
+        assert not ended.failures
+        assert trees.equal(ended.server, other.server)
+        assert {k: ended.infos[k] for k in (0, 2, 3)} == {k: other.infos[k] for k in (0, 2, 3)}
     assert trees.equal(states, states_too)
     assert not any(leaf.requires_grad for leaf in trees.leaves((states, rounds[-1].server)))
     assert signal.getsignal(signal.SIGINT) == handler
@@ -102,7 +102,7 @@ def test_what_is_changed_while_a_model_is_made_and_tried_is_a_copy_too() -> None
 
 def test_a_client_without_a_first_state_is_skipped_and_not_judged() -> None:
     rounds, _ = both(line(Stillborn(), clients=6))
-    failures = {k: reason for round in rounds for k, reason in round.failures.items()}
+    failures = {k: reason for ended in rounds for k, reason in ended.failures.items()}
     assert 0 < len(failures) < 6
     assert set(failures.values()) == {"SystemExit: 3"}
     assert {k for k, evaluation in rounds[-1].evaluations.items() if evaluation.failure} >= failures.keys()
@@ -154,7 +154,7 @@ def test_clients_may_run_in_a_thread() -> None:
     thread = threading.Thread(target=lambda: found.append(run(Serial(rogue("interrupt")))[0]))
     thread.start()
     thread.join()
-    assert [list(round.failures) for round in found[0]] == [[1], [1], [1]]
+    assert [list(ended.failures) for ended in found[0]] == [[1], [1], [1]]
 
 
 def test_data_too_large_to_be_copied_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_two_kills_beside_others_and_one_alone_skip_nobody(tmp_path: Path) -> No
     with closing(Processes(setup, 2)) as engine:
         rounds = list(federate(engine, rounds=2, cohort=4))
     assert same_rounds(rounds, list(federate(Serial(line(Scripted())), rounds=2, cohort=4)))
-    assert [list(round.retried) for round in rounds] == [[1], []]
+    assert [list(ended.retried) for ended in rounds] == [[1], []]
 
 
 def test_a_client_that_goes_well_again_is_no_suspect_any_more(tmp_path: Path) -> None:

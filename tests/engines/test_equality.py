@@ -78,7 +78,7 @@ def test_clients_that_fail_make_no_difference_between_engines() -> None:
         expected, _ = run(Serial(setup))
         found, _ = run(Processes(setup, 2))
         assert same_rounds(found, expected)
-        assert any(round.failures for round in expected)
+        assert any(ended.failures for ended in expected)
         assert expected[-1].evaluations[1].result is None
 
 

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from lrbpfl import trees
 from lrbpfl.algorithms.protocol import Task, Update
-from lrbpfl.engines.intake import Intake, check, length, too_far
+from lrbpfl.engines.intake import Intake, check_intake, length, too_far
 from lrbpfl.engines.loop import Engine, federate
 from lrbpfl.engines.processes import Processes
 from lrbpfl.engines.serial import Serial
@@ -85,8 +85,8 @@ def test_who_is_refused_takes_no_part_in_the_round(workers: int) -> None:
         rounds = list(federate(engine, rounds=3, cohort=4))
     expected = list(federate(Serial(alone), rounds=3, cohort=4))
     assert all(trees.equal(a.server, b.server) for a, b in zip(rounds, expected, strict=True))
-    assert [round.accepted for round in rounds] == [[0, 2, 3]] * 3
-    assert all("upload refused: it moved" in round.failures[1] for round in rounds)
+    assert [ended.accepted for ended in rounds] == [[0, 2, 3]] * 3
+    assert all("upload refused: it moved" in ended.failures[1] for ended in rounds)
     assert sorted(kept(engine)) == [0, 2, 3]
 
 
@@ -135,13 +135,13 @@ ENDS = {
 def test_a_round_that_ends_badly_is_undone_and_the_run_goes_on(end: str) -> None:
     engine = Serial(line(Fragile(end=end)))
     rounds, seen = [], []
-    for round in federate(engine, rounds=8, cohort=4, evaluate_every=1):
-        rounds.append(round)
+    for ended in federate(engine, rounds=8, cohort=4, evaluate_every=1):
+        rounds.append(ended)
         seen.append(dict(kept(engine)))
-    undone = [round for round in rounds if round.undone]
+    undone = [ended for ended in rounds if ended.undone]
     assert 0 < len(undone) < 8
-    assert {round.undone for round in undone} == {ENDS[end]}
-    assert all(round.accepted == [] and round.infos == {} and round.failures == {} for round in undone)
+    assert {ended.undone for ended in undone} == {ENDS[end]}
+    assert all(ended.accepted == [] and ended.infos == {} and ended.failures == {} for ended in undone)
     assert int(rounds[-1].server["t"]) == 8 - len(undone)
     for before, after, states, states_after in zip(rounds, rounds[1:], seen, seen[1:], strict=False):
         assert (after.server is before.server) == bool(after.undone)
@@ -176,4 +176,4 @@ def test_a_run_with_rounds_undone_goes_on_in_the_same_bits() -> None:
 )
 def test_what_cannot_be_together_is_refused(intake: Intake, words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        check(intake, "x.")
+        check_intake(intake, "x.")

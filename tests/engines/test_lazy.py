@@ -100,14 +100,14 @@ def test_who_is_not_in_order_is_told_and_the_others_have_the_same_bits(tmp_path:
         check_setup(setup(tuple(roster)))
     engine = Processes(setup(roster), workers) if workers else Serial(setup(roster))
     try:
-        (round,) = federate(engine, rounds=1, cohort=8)
+        (ended,) = federate(engine, rounds=1, cohort=8)
     finally:
         engine.close()
     sentence = "BadInput: client 'site-5': its test data have labels that are not whole numbers (int64) from 0 to 1"
-    assert round.failures == {5: sentence}
-    assert round.evaluations[5].failure == sentence
-    assert {k for k, e in round.evaluations.items() if e.result} == {0, 1, 2, 3, 4, 6, 7}
-    assert [e.result.examples for e in round.evaluations.values() if e.result] == [10] * 7
+    assert ended.failures == {5: sentence}
+    assert ended.evaluations[5].failure == sentence
+    assert {k for k, e in ended.evaluations.items() if e.result} == {0, 1, 2, 3, 4, 6, 7}
+    assert [e.result.examples for e in ended.evaluations.values() if e.result] == [10] * 7
 
 
 def test_the_same_rounds_as_of_clients_at_hand() -> None:

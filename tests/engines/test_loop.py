@@ -70,8 +70,8 @@ class Named(Scripted):
 def test_new_clients_are_in_no_cohort_and_judged_once() -> None:
     engine = Serial(with_new(3, 5))
     rounds = list(federate(engine, rounds=8, cohort=2, evaluate_every=1))
-    assert {k for round in rounds for k in round.cohort} == {0, 1, 2}
-    assert [list(round.evaluations) for round in rounds] == 7 * [[0, 1, 2]] + [[0, 1, 2, 3, 4]]
+    assert {k for ended in rounds for k in ended.cohort} == {0, 1, 2}
+    assert [list(ended.evaluations) for ended in rounds] == 7 * [[0, 1, 2]] + [[0, 1, 2, 3, 4]]
     assert kept(engine).keys() == {0, 1, 2}
 
 
@@ -192,8 +192,8 @@ def test_a_round_without_any_upload_leaves_the_server_as_it_is(script: str, t: i
     setup = line(Scripted(update=script, culprits=(0, 1, 2, 3)))
     engine = Serial(setup)
     rounds = list(federate(engine, rounds=t + 2, cohort=2, start=(t, first_server(setup))))
-    assert all(trees.equal(round.server, first_server(setup)) for round in rounds)
-    assert all(round.accepted == [] and list(round.failures) == round.cohort for round in rounds)
+    assert all(trees.equal(ended.server, first_server(setup)) for ended in rounds)
+    assert all(ended.accepted == [] and list(ended.failures) == ended.cohort for ended in rounds)
     assert kept(engine) == {}
     assert len(rounds[-1].evaluations) == 4
 
@@ -229,8 +229,8 @@ def test_bytes_are_those_of_the_messages_and_uploads() -> None:
 @pytest.mark.parametrize(("every", "judged"), [(0, [4]), (1, [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (5, [4]), (9, [4])])
 def test_everybody_is_judged_every_so_often_and_in_the_last_round(every: int, judged: list[int]) -> None:
     rounds = list(federate(Serial(line(Scripted())), rounds=5, cohort=2, evaluate_every=every))
-    assert [round.t for round in rounds if round.evaluations] == judged
-    assert all(list(round.evaluations) == [0, 1, 2, 3] for round in rounds if round.evaluations)
+    assert [ended.t for ended in rounds if ended.evaluations] == judged
+    assert all(list(ended.evaluations) == [0, 1, 2, 3] for ended in rounds if ended.evaluations)
 
 
 def test_a_client_that_cannot_be_judged_is_named() -> None:

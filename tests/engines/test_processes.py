@@ -47,7 +47,7 @@ def pid(worker: Worker) -> int:
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_client_whose_worker_is_killed_runs_once_more(workers: int, marker: Path) -> None:
     rounds = run(line(Scripted(update="die once", culprits=(1,), marker=str(marker))), workers)
-    assert [round.retried for round in rounds] == [{1: DEATH}, {}, {}]
+    assert [ended.retried for ended in rounds] == [{1: DEATH}, {}, {}]
     assert same_rounds(rounds, undisturbed())
     assert calls(marker) == 4  # killed, run again, and the two rounds after
 
@@ -64,9 +64,9 @@ def test_a_killed_client_is_run_again_before_the_many_that_wait(marker: Path) ->
 def test_a_client_that_kills_every_worker_is_skipped_and_named(marker: Path) -> None:
     rounds = run(line(Scripted(update="die", culprits=(2,), marker=str(marker))))
     again = f"{DEATH}, as it did before"
-    assert [round.failures for round in rounds] == [{2: f"{DEATH}, 4 times"}, {2: again}, {2: again}]
-    assert [round.retried for round in rounds] == 3 * [{2: DEATH}]
-    assert [round.accepted for round in rounds] == 3 * [[0, 1, 3]]
+    assert [ended.failures for ended in rounds] == [{2: f"{DEATH}, 4 times"}, {2: again}, {2: again}]
+    assert [ended.retried for ended in rounds] == 3 * [{2: DEATH}]
+    assert [ended.accepted for ended in rounds] == 3 * [[0, 1, 3]]
     assert calls(marker) == 6  # four times in the first round, once in the others
     assert len(rounds[-1].evaluations) == 4
 
@@ -80,8 +80,8 @@ def test_all_clients_may_kill_their_workers(marker: Path) -> None:
 
 def test_a_client_that_raises_is_skipped_with_what_it_raised(marker: Path) -> None:
     rounds = run(line(Scripted(update="raise", culprits=(0,), marker=str(marker))))
-    assert [round.failures for round in rounds] == 3 * [{0: "LookupError: the disk is gone"}]
-    assert all(not round.retried for round in rounds)
+    assert [ended.failures for ended in rounds] == 3 * [{0: "LookupError: the disk is gone"}]
+    assert all(not ended.retried for ended in rounds)
     assert calls(marker) == 3  # what raised once would raise again
 
 
@@ -108,8 +108,8 @@ def test_a_client_that_cannot_be_judged_is_named() -> None:
 def test_workers_killed_from_outside_between_rounds_are_replaced(victims: list[int]) -> None:
     rounds = []
     with closing(Processes(line(Scripted()), 2)) as engine:
-        for round in federate(engine, rounds=3, cohort=4, evaluate_every=2):
-            rounds.append(round)
+        for ended in federate(engine, rounds=3, cohort=4, evaluate_every=2):
+            rounds.append(ended)
             for i in victims:
                 os.kill(pid(engine._workers[i]), signal.SIGKILL)
     assert same_rounds(rounds, undisturbed())
@@ -118,12 +118,12 @@ def test_workers_killed_from_outside_between_rounds_are_replaced(victims: list[i
 def test_an_interrupt_is_left_to_the_parent() -> None:
     rounds = []
     with closing(Processes(line(Scripted()), 2)) as engine:
-        for round in federate(engine, rounds=3, cohort=4, evaluate_every=2):
-            rounds.append(round)
+        for ended in federate(engine, rounds=3, cohort=4, evaluate_every=2):
+            rounds.append(ended)
             for worker in engine._workers:
                 os.kill(pid(worker), signal.SIGINT)
     assert same_rounds(rounds, undisturbed())
-    assert not any(round.retried for round in rounds)
+    assert not any(ended.retried for ended in rounds)
 
 
 def test_closing_ends_all_workers() -> None:

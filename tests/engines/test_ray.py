@@ -111,7 +111,7 @@ def test_clients_that_fail_make_no_difference_between_engines(cluster: Any) -> N
 def test_a_client_that_kills_its_worker_once_is_run_again(cluster: Any, tmp_path: Path) -> None:
     marker, before = tmp_path / "marker", owned()
     rounds = run(line(Scripted(update="die once", culprits=(1,), marker=str(marker))))
-    assert [round.retried for round in rounds] == [{1: DEATH}]
+    assert [ended.retried for ended in rounds] == [{1: DEATH}]
     assert same_rounds(rounds, undisturbed())
     assert calls(marker) == 2
     assert becomes_true(lambda: owned() <= before)
@@ -231,7 +231,7 @@ def test_a_node_killed_in_mid_round_changes_no_bit(cluster: Any, tmp_path: Path)
     found = run(line(Slow(folder=str(tmp_path)), clients=20), rounds=2)
     killer.join()
     assert same_rounds(found, undisturbed(clients=20, rounds=2))
-    assert any(round.retried for round in found)
+    assert any(ended.retried for ended in found)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments.build import build_setup
-from lrbpfl.experiments.comparison import plan
 from lrbpfl.experiments.config import Config, make_algorithm, override, parse, read, to_toml
+from lrbpfl.studies.comparison import plan
 from tests.experiments.conftest import Configure
 
 

@@ -132,7 +132,7 @@ def test_a_bad_file_fails_in_its_round_and_is_not_judged(
     lazily()
     made = engine(build_setup(config))
     try:
-        (round,) = federate(made, rounds=1, cohort=6)
+        (ended,) = federate(made, rounds=1, cohort=6)
     finally:
         made.close()
     told = {
@@ -140,8 +140,8 @@ def test_a_bad_file_fails_in_its_round_and_is_not_judged(
         4: "BadInput: client 'site-4' has inputs (5,) float32 where client 'site-0' has (6,) float32"
         ": all must be alike",
     }
-    assert round.failures == told and round.accepted == [0, 1, 3, 5]
-    assert {k: e.failure for k, e in round.evaluations.items() if e.failure} == told
+    assert ended.failures == told and ended.accepted == [0, 1, 3, 5]
+    assert {k: e.failure for k, e in ended.evaluations.items() if e.failure} == told
 
 
 def test_labels_are_looked_at_before_anything_else(

@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from lrbpfl.engines.loop import federate
 from lrbpfl.engines.serial import Serial
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments import comparison
 from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import Config, parse, to_toml
 from lrbpfl.experiments.runner import Progress, resume, start
 from lrbpfl.experiments.store import Run
 from lrbpfl.metrics.conformal import Promise, promise
+from lrbpfl.studies import comparison
 from tests.experiments.conftest import Configure, assert_same, contents, run
 from tests.experiments.reaper import Cut
 from tests.experiments.test_resume import cut_after

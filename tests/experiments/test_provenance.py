@@ -10,9 +10,9 @@ from lrbpfl.data import load
 from lrbpfl.errors import BadInput
 from lrbpfl.experiments import provenance
 from lrbpfl.experiments.build import build_setup
-from lrbpfl.experiments.cells import run_cells
 from lrbpfl.experiments.config import parse
 from lrbpfl.experiments.runner import Progress, resume, start
+from lrbpfl.studies.cells import run_cells
 from tests.experiments.conftest import Configure
 from tests.experiments.reaper import Cut
 from tests.experiments.test_resume import cut_after

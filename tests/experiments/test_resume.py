@@ -32,8 +32,8 @@ FEW_STEPS = {"mask_steps": 2, "model_steps": 2, "predict_samples": 2}
 
 
 def cut_after(t: int) -> Progress:
-    def stop(round: Round, pooled: Mapping[str, float]) -> None:
-        if round.t == t:
+    def stop(ended: Round, pooled: Mapping[str, float]) -> None:
+        if ended.t == t:
             raise Cut
 
     return Progress(round=stop)
@@ -181,7 +181,7 @@ def live(config: Config, path: Path, pids: Path) -> None:
     """The life of a process of its own, with a session of its own; it writes down who works for it."""
     os.setsid()
 
-    def note(round: Round, pooled: Mapping[str, float]) -> None:
+    def note(ended: Round, pooled: Mapping[str, float]) -> None:
         pids.write_text(" ".join(str(child.pid) for child in multiprocessing.active_children()))
 
     go_on(config, path, Progress(round=note))

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from lrbpfl import documents, trees
 from lrbpfl.algorithms.fedavg import FedAvg
-from lrbpfl.algorithms.plain import Personal
+from lrbpfl.algorithms.plain import PersonalNetwork
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import Inputs, length
@@ -181,7 +181,7 @@ def test_clients_that_fail_are_events_in_the_record(configure: Configure, tmp_pa
 class Unjudgeable(FedAvg):
     """Learns, but nobody can predict."""
 
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalNetwork, x: Inputs, rng: Generator) -> Tensor:
         return torch.full((1, length(x), 3), float("nan"))
 
 
@@ -201,7 +201,7 @@ class Private(FedAvg):
     def broadcast(self, task: Task, server: Params, client_id: int) -> Params:
         return {name: leaf + client_id for name, leaf in server.items()}
 
-    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> PersonalNetwork:
         weight = message["fc1.weight"]
         return super().personalise(task, {**message, "again": weight, "turned": weight.T}, client, data, rng)
 

@@ -14,12 +14,12 @@ from lrbpfl.engines.loop import federate
 from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import Setup
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments import comparison
 from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.config import Config, make_algorithm, parse
 from lrbpfl.experiments.runner import Progress, start
 from lrbpfl.experiments.store import Run, read_tables
 from lrbpfl.metrics import tempering
+from lrbpfl.studies import comparison
 from tests.experiments.conftest import Configure, assert_same, contents
 
 NEW = {"partition": "size", "clients": 3, "new_clients": 2, "new_alpha": [0.5], "new_fraction": 0.4}

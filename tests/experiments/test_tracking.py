@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 
 needs_tensorboard = pytest.mark.skipif(not find_spec("tensorboard"), reason="tensorboard is not installed")
 needs_mlflow = pytest.mark.skipif(not all(map(find_spec, PACKAGES["mlflow"])), reason="mlflow or its store is missing")
-Points = dict[tuple[str, int], float]  # (name of a curve, round) -> value
+Points = dict[tuple[str, int], float]  # (name of a curve, ended) -> value
 
 
 class Place(NamedTuple):
@@ -190,9 +190,9 @@ def test_a_resumed_run_goes_on_where_its_tracker_was(place: Place, configure: Co
         """A cut after the tracker has heard of round t."""
         tracked = follow(place.kind, Progress(), silent)
 
-        def stop(round: Round, pooled: Mapping[str, float]) -> None:
-            tracked.round(round, pooled)
-            cut_after(t).round(round, pooled)
+        def stop(ended: Round, pooled: Mapping[str, float]) -> None:
+            tracked.round(ended, pooled)
+            cut_after(t).round(ended, pooled)
 
         return tracked._replace(round=stop)
 

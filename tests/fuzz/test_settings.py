@@ -56,8 +56,8 @@ def nothing_trains() -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "start", lambda config, path, setup, progress: {})
         patch.setattr("lrbpfl.cli.runs._tell", lambda summary, out: None)
-        patch.setattr("lrbpfl.experiments.comparison.start", lambda config, path, setup, progress: {})
-        patch.setattr("lrbpfl.experiments.tuning.search", lambda *args, **kwargs: [])
+        patch.setattr("lrbpfl.studies.comparison.start", lambda config, path, setup, progress: {})
+        patch.setattr("lrbpfl.studies.tuning.search", lambda *args, **kwargs: [])
         yield
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments import paper
-from lrbpfl.experiments.cells import cell_folder
-from lrbpfl.experiments.items import ITEMS, Column, Item, Row, Score
-from lrbpfl.experiments.paper import Scale, runs
 from lrbpfl.experiments.store import Run
 from lrbpfl.reports.paper import page, scored
+from lrbpfl.studies import paper
+from lrbpfl.studies.cells import cell_folder
+from lrbpfl.studies.items import ITEMS, Column, Item, Row, Score
+from lrbpfl.studies.paper import Scale, runs
 
 Finish = Callable[..., None]
 

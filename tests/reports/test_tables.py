@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.console import Console
 
-from lrbpfl.experiments.tuning import Row
 from lrbpfl.reports.tables import footnote, new_clients_table, study_table, summary_table
+from lrbpfl.studies.tuning import Scored
 
 SCORES: dict[str, Any] = {
     "accuracy": 0.8765,
@@ -82,10 +82,10 @@ def test_the_footnote_tells_who_is_tempered() -> None:
 
 
 def test_a_study_shows_changes_above_their_spread_and_ranks_where_there_are_any() -> None:
-    base = Row("as it is", SCORES, nll_spread=0.02, nll_change=None, nll_change_spread=None, folders=(), failures=())
+    base = Scored("as it is", SCORES, nll_spread=0.02, nll_change=None, nll_change_spread=None, folders=(), failures=())
     changed = base._replace(label="lr=1", nll_change=-0.0123, nll_change_spread=0.004)
 
-    def text(*rows: Row) -> list[list[str]]:
+    def text(*rows: Scored) -> list[list[str]]:
         console = Console(width=80, file=io.StringIO())
         with console.capture() as capture:
             console.print(study_table(rows))
@@ -106,7 +106,7 @@ def test_a_study_shows_changes_above_their_spread_and_ranks_where_there_are_any(
 def test_a_long_setting_is_folded_and_never_cut_in_eighty_columns() -> None:
     label = "algorithm.server_optimiser=momentum, algorithm.server_lr=0.3"
     scores = {**SCORES, "rank": 1.5, "seconds": 12345.0}
-    row = Row(label, scores, nll_spread=0.02, nll_change=-0.01, nll_change_spread=0.004, folders=(), failures=())
+    row = Scored(label, scores, nll_spread=0.02, nll_change=-0.01, nll_change_spread=0.004, folders=(), failures=())
     console = Console(width=80, file=io.StringIO())
     with console.capture() as capture:
         console.print(study_table([row]))

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from lrbpfl.personal.model import PersonalModel, Prediction
 from lrbpfl.serving import application as serving
-from lrbpfl.serving.answers import Row, _read, answers
+from lrbpfl.serving.answers import Question, _read, answers
 from lrbpfl.serving.application import Limits, application
 from lrbpfl.serving.shelf import shelf
 
@@ -136,7 +136,7 @@ def test_a_long_body_is_refused_whatever_it_says_of_its_length(service: TestClie
 
 
 def test_a_failure_says_nothing_of_itself(service: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(models: Mapping[str, PersonalModel], rows: list[Row]) -> None:
+    def fail(models: Mapping[str, PersonalModel], rows: list[Question]) -> None:
         raise KeyError("secret")
 
     monkeypatch.setattr(serving, "answers", fail)
@@ -172,7 +172,7 @@ def test_sets_are_told_where_a_model_promises_them(
 
     concluded = PersonalModel.concluded
     monkeypatch.setattr(PersonalModel, "concluded", lambda self, samples: Promised(*concluded(self, samples)[:5]))
-    assert [one.set for one in answers(models, [Row("north", ROW)] * 2)] == [["no", "yes"], ["no"]]
+    assert [one.set for one in answers(models, [Question("north", ROW)] * 2)] == [["no", "yes"], ["no"]]
 
 
 def test_several_inputs_come_by_name_or_in_a_list() -> None:

@@ -12,7 +12,7 @@ from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.core.masks import Factors
 from lrbpfl.personal.model import PersonalModel, load
 from lrbpfl.serving import batching, masked
-from lrbpfl.serving.answers import Row, answers
+from lrbpfl.serving.answers import Question, answers
 from lrbpfl.serving.shelf import shelf
 
 from .conftest import FEATURES, NAMES, Written, rows
@@ -30,7 +30,7 @@ def check(folder: Path, shape: tuple[int, ...] = (FEATURES,), most: int = 40) ->
     """Mixed rows, one client's so many that it goes alone, against every client's own file."""
     x = rows(most + 5, "asked", shape=shape)
     owners = ["north", "south", "north", "east", "south"] + ["east"] * most
-    found = answers(shelf(folder).models, [Row(name, row.tolist()) for name, row in zip(owners, x, strict=True)])
+    found = answers(shelf(folder).models, [Question(name, row.tolist()) for name, row in zip(owners, x, strict=True)])
     for name in NAMES:
         at = [i for i, owner in enumerate(owners) if owner == name]
         expected = load(folder / f"{name}.safetensors").predict(x[at])
@@ -71,7 +71,7 @@ def test_what_has_a_network_in_common_takes_one_pass(
         raise AssertionError("asked alone")
 
     monkeypatch.setattr(PersonalModel, "samples", alone)
-    found = answers(models, [Row(owner, [0.5] * FEATURES) for owner in NAMES])
+    found = answers(models, [Question(owner, [0.5] * FEATURES) for owner in NAMES])
     assert len({tuple(one.probability.values()) for one in found}) == len(NAMES)
 
 
@@ -105,8 +105,8 @@ def test_several_threads_do_not_mix_networks(written: Written) -> None:
     """Clients with networks of their own in one template, whose parameters are put in place for each call."""
     models = shelf(written("local", "cnn", IMAGE, min_steps=1)).models
     x = rows(4, shape=IMAGE)
-    asked = [[Row(name, row.tolist()) for row in x] for name in NAMES * 10]
-    expected = {name: answers(models, [Row(name, row.tolist()) for row in x]) for name in NAMES}
+    asked = [[Question(name, row.tolist()) for row in x] for name in NAMES * 10]
+    expected = {name: answers(models, [Question(name, row.tolist()) for row in x]) for name in NAMES}
     with ThreadPoolExecutor(8) as pool:
         for found in pool.map(lambda rows: answers(models, rows), asked):
             assert found == expected[found[0].client]

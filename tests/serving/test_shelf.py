@@ -8,9 +8,9 @@ import pytest
 
 from lrbpfl import documents
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments.service import memory
 from lrbpfl.personal.model import load
 from lrbpfl.serving.shelf import shelf
+from lrbpfl.studies.service import memory
 
 from .conftest import NAMES, Written
 

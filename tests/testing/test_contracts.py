@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from lrbpfl import trees
 from lrbpfl.algorithms.fedavg import FedAvg
-from lrbpfl.algorithms.plain import Personal
+from lrbpfl.algorithms.plain import PersonalNetwork
 from lrbpfl.algorithms.protocol import Info, Task, Update
 from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import Inputs
@@ -30,7 +30,7 @@ class MutatesMessage(FedAvg):
 
 
 class TrainsTemplate(FedAvg):
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalNetwork, x: Inputs, rng: Generator) -> Tensor:
         task.model.train(not task.model.training)
         return super().predict(task, personal, x, rng)
 
@@ -49,7 +49,7 @@ class Peeks(FedAvg):
 
 
 class KeepsGraph(FedAvg):
-    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Personal:
+    def personalise(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> PersonalNetwork:
         own = super().personalise(task, message, client, data, rng)
         return own._replace(W={name: w.clone().requires_grad_() for name, w in own.W.items()})
 
@@ -95,12 +95,12 @@ class TakesTwo(FedAvg):
 
 
 class Logits(FedAvg):
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalNetwork, x: Inputs, rng: Generator) -> Tensor:
         return super().predict(task, personal, x, rng).log().exp() * 1.01
 
 
 class OneSample(FedAvg):
-    def predict(self, task: Task, personal: Personal, x: Inputs, rng: Generator) -> Tensor:
+    def predict(self, task: Task, personal: PersonalNetwork, x: Inputs, rng: Generator) -> Tensor:
         return super().predict(task, personal, x, rng)[0]
 
 
@@ -184,7 +184,7 @@ def test_a_good_algorithm_passes_and_leaves_no_trace() -> None:
 
 
 class Nested(NamedTuple):
-    many: dict[str, Personal]
+    many: dict[str, PersonalNetwork]
     one: Tensor | None
 
 

@@ -7,7 +7,7 @@ are items of ours.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lrbpfl.experiments.printed import (
+from lrbpfl.studies.printed import (
     ACCURACY,
     ACCURACY_SMALL,
     ADAPTIVE,
@@ -212,7 +212,7 @@ ITEMS = {
         "examples and fits one temperature for all clients on the others.",
     ),
 }
-OVERHEAD = "overhead"  # Table 1: measured by experiments/costs.py, not run
+OVERHEAD = "overhead"  # Table 1: measured by studies/costs.py, not run
 _one = {"local_steps": 1}
 _masks = {"mask_layers": "all", "samples": 4, "max_rank": 8}  # as the paper has them
 ONE_STEP = (  # fields with which a client's round is a single optimiser step

@@ -10,14 +10,14 @@ from lrbpfl.algorithms.fedavg import FedAvg
 from lrbpfl.algorithms.fedbe import FedBE
 from lrbpfl.data import load
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments import costs
 from lrbpfl.experiments.config import Config, make_algorithm
-from lrbpfl.experiments.costs import Work
 from lrbpfl.experiments.deal import deal
-from lrbpfl.experiments.items import ITEMS, ONE_STEP, OVERHEAD, Row
-from lrbpfl.experiments.paper import SCALES, TUNED, check, estimate, examples, examples_per_client, runs
 from lrbpfl.experiments.store import fingerprint
 from lrbpfl.metrics.calibration import BINS
+from lrbpfl.studies import costs
+from lrbpfl.studies.costs import Work
+from lrbpfl.studies.items import ITEMS, ONE_STEP, OVERHEAD, Row
+from lrbpfl.studies.paper import SCALES, TUNED, estimate, examples, examples_per_client, runs, wanted
 
 
 @pytest.mark.parametrize("name", ITEMS)
@@ -202,12 +202,12 @@ def test_what_only_goes_forward_counts_a_third() -> None:
 
 
 def test_names_are_checked() -> None:
-    assert check(["all"], "mini") == [OVERHEAD, *ITEMS]
-    assert check(["noisy", "accuracy", "noisy"], "half") == ["noisy", "accuracy"]
+    assert wanted(["all"], "mini") == [OVERHEAD, *ITEMS]
+    assert wanted(["noisy", "accuracy", "noisy"], "half") == ["noisy", "accuracy"]
     with pytest.raises(BadInput, match="did you mean 'calibration'"):
-        check(["calibraton"], "mini")
+        wanted(["calibraton"], "mini")
     with pytest.raises(BadInput, match="unknown scale"):
-        check(["all"], "tiny")
+        wanted(["all"], "tiny")
 
 
 def test_an_estimate_counts_everybodys_steps() -> None:

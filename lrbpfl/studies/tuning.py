@@ -11,10 +11,10 @@ from lrbpfl.disk import write_file
 from lrbpfl.engines.work import Setup, check_setup
 from lrbpfl.errors import BadInput, plain, shown
 from lrbpfl.experiments.build import build
-from lrbpfl.experiments.cells import Cell, cell_folder, run_cells
 from lrbpfl.experiments.config import SECTIONS, Config, override, parse, section_of
 from lrbpfl.experiments.runner import Progress
 from lrbpfl.experiments.store import claimed
+from lrbpfl.studies.cells import Cell, cell_folder, run_cells
 
 UNCHANGED = "as it is"
 JUDGED = ("nll", "accuracy", "ece_pooled", "ece_pooled_floor", "ece_pooled_debiased", "ece_worst", "rank", "seconds")
@@ -27,7 +27,7 @@ class Trial(NamedTuple):
     configs: tuple[Config, ...]
 
 
-class Row(NamedTuple):
+class Scored(NamedTuple):
     """What a trial scored: means over its seeds, and what it gains or loses against the first trial, seed by seed.
 
     A seed deals the data anew, so seeds differ by more than most changes do: the differences under the same seed tell.
@@ -81,7 +81,7 @@ def _values(part: str, text: str) -> list[str]:
     return [f"{key.strip()}={value}" for value in found]
 
 
-def check(root: Path, trials: Sequence[Trial], *, loading: bool = False) -> None:
+def check_trials(root: Path, trials: Sequence[Trial], *, loading: bool = False) -> None:
     """Refuse what would fail before anything runs: data, clients and devices of all trials that are not there yet.
 
     Trials that differ in fields of the algorithm alone share the data that they are tried on.
@@ -106,9 +106,9 @@ def search(
     *,
     loading: bool = False,
     any_version: bool = False,
-) -> Iterator[Row]:
+) -> Iterator[Scored]:
     """Run what is not there yet; one row for each trial as it is done. The rows also go to study.json, best first."""
-    rows: list[Row] = []
+    rows: list[Scored] = []
     first: list[Cell] = []
     with claimed(root):
         for trial in trials:
@@ -120,14 +120,14 @@ def search(
             yield rows[-1]
 
 
-def _row(label: str, cells: Sequence[Cell], first: Sequence[Cell]) -> Row:
+def _row(label: str, cells: Sequence[Cell], first: Sequence[Cell]) -> Scored:
     """Cells of one trial, one for each seed, beside those of the first trial (none: this is the first)."""
     scored = [cell.scores for cell in cells if "nll" in cell.scores]
     common = [key for key in JUDGED if scored and all(key in scores for scores in scored)]  # not all have ranks
     nlls = [scores["nll"] for scores in scored]
     pairs = [(cell.scores, base.scores) for cell, base in zip(cells, first, strict=False)]
     changes = [now["nll"] - base["nll"] for now, base in pairs if "nll" in now and "nll" in base]
-    return Row(
+    return Scored(
         label=label,
         scores={key: statistics.fmean(s[key] for s in scored) for key in common},
         nll_spread=_spread(nlls),
@@ -142,6 +142,6 @@ def _spread(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def ranked(rows: Sequence[Row]) -> list[Row]:
+def ranked(rows: Sequence[Scored]) -> list[Scored]:
     """The rows by their NLL, best first; those without one at the end."""
     return sorted(rows, key=lambda row: row.scores.get("nll", float("inf")))

@@ -23,7 +23,7 @@ from lrbpfl.models import cnn
 from lrbpfl.personal.model import PersonalModel
 from lrbpfl.personal.pack import Parts, Told, personal_document, shared_document
 from lrbpfl.rng import generator
-from lrbpfl.serving.answers import Row, answers
+from lrbpfl.serving.answers import Question, answers
 from lrbpfl.serving.shelf import Found, side_by_side
 
 CLIENTS, ROWS = 100, 32  # whose models there are, and the rows of one request, each of another client
@@ -57,7 +57,7 @@ def memory(clients: int = MANY) -> dict[str, float]:
     """What so many clients take in a process of their own, beside W and their masks alone; nothing without /proc."""
     if not Path("/proc/self/statm").is_file():
         return {}
-    code = f"from lrbpfl.experiments.service import resident; print(resident({clients}))"
+    code = f"from lrbpfl.studies.service import resident; print(resident({clients}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found
@@ -101,13 +101,13 @@ def _moved(leaf: torch.Tensor, k: int) -> torch.Tensor:
     return leaf + 0.01 * torch.randn(leaf.shape, generator=generator(k, "moved"))
 
 
-def _request(i: int, names: list[str]) -> list[Row]:
+def _request(i: int, names: list[str]) -> list[Question]:
     rng = generator(i, "request")
     chosen = torch.randperm(len(names), generator=rng)[:ROWS].tolist()
-    return [Row(names[k], torch.randn(SHAPE, generator=rng).tolist()) for k in chosen]
+    return [Question(names[k], torch.randn(SHAPE, generator=rng).tolist()) for k in chosen]
 
 
-def _alone(models: dict[str, PersonalModel], row: Row) -> Any:
+def _alone(models: dict[str, PersonalModel], row: Question) -> Any:
     """A client's row as its own model answers it."""
     return models[row.client].predict([row.input])
 

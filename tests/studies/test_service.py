@@ -2,9 +2,9 @@
 
 import pytest
 
-from lrbpfl.experiments import service
 from lrbpfl.serving.answers import answers
 from lrbpfl.serving.shelf import side_by_side
+from lrbpfl.studies import service
 
 
 def test_both_ways_give_the_same_answers() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lrbpfl.errors import BadInput
-from lrbpfl.experiments import cells, tuning
-from lrbpfl.experiments.cells import Cell, run_cells
 from lrbpfl.experiments.runner import Progress
-from lrbpfl.experiments.tuning import UNCHANGED, Row, plan, ranked, search
+from lrbpfl.studies import cells, tuning
+from lrbpfl.studies.cells import Cell, run_cells
+from lrbpfl.studies.tuning import UNCHANGED, Scored, plan, ranked, search
 from tests.experiments.conftest import Configure, files
 
 
@@ -106,7 +106,9 @@ def test_rows_are_means_over_seeds_and_best_first(tables: dict[str, Any], tmp_pa
 
 
 def test_a_row_without_scores_comes_last() -> None:
-    empty = Row("broken", {}, nll_spread=None, nll_change=None, nll_change_spread=None, folders=(), failures=("why",))
+    empty = Scored(
+        "broken", {}, nll_spread=None, nll_change=None, nll_change_spread=None, folders=(), failures=("why",)
+    )
     rows = [empty, empty._replace(label="good", scores={"nll": 1.0}, failures=())]
     assert [row.label for row in ranked(rows)] == ["good", "broken"]
 

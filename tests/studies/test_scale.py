@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lrbpfl.cli import measure
-from lrbpfl.experiments import scale
+from lrbpfl.studies import scale
 
 
 def test_figures_of_few_clients_and_a_small_folder(

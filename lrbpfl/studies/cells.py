@@ -61,7 +61,7 @@ def run_cells(
 def _run(folder: Path, config: Config, progress: Progress, *, loading: bool, any_version: bool) -> dict[str, Any]:
     if (folder / "summary.json").exists():
         now = {**provenance.versions(), "device": config.engine.device, "data": data_hash(config.data)}
-        if told := provenance.check(folder, read_origin(folder), now, any_version=any_version):
+        if told := provenance.check_provenance(folder, read_origin(folder), now, any_version=any_version):
             progress.tell(told)
     if (folder / "config.toml").exists():
         return resume(folder, progress, loading=loading, any_version=any_version)

@@ -35,11 +35,11 @@ WAYS = {"lazily": "no", "at once": "pooled"}  # to read a folder, by the standar
 FEATURES, HIDDEN, CLASSES = 20, 64, 3
 WAIT = 600.0  # seconds for the first round of a command
 
-Row = dict[str, Any]
+Figures = dict[str, Any]
 Arrays = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
 
-def measure() -> Iterator[Row]:
+def measure() -> Iterator[Figures]:
     """A row for each algorithm and number of clients, and one for each way to read a folder, as they come."""
     for name in NAMES:
         for clients in SIZES:
@@ -47,14 +47,14 @@ def measure() -> Iterator[Row]:
     yield from folder()
 
 
-def _apart(name: str, clients: int) -> Row:
+def _apart(name: str, clients: int) -> Figures:
     """The figures of one run in a process of its own, whose memory nobody else has used."""
     limits = f"cohort={COHORT}, rounds={ROUNDS}, judged={JUDGED}"
-    code = f"from lrbpfl.experiments.scale import one; print(one({name!r}, {clients}, {limits}))"
+    code = f"from lrbpfl.studies.scale import one; print(one({name!r}, {clients}, {limits}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{name} with {clients} clients failed: {done.stderr}")
-    found: Row = json.loads(done.stdout)
+    found: Figures = json.loads(done.stdout)
     return found
 
 
@@ -102,19 +102,19 @@ def _server(engine: Processes) -> Tree:
     return engine.setup.algorithm.init_server(engine.setup.task, generator(0, "server"))
 
 
-def _rounds(engine: Processes, run: Run, config: Config, cohort: int, rounds: int) -> Row:
+def _rounds(engine: Processes, run: Run, config: Config, cohort: int, rounds: int) -> Figures:
     """The best round and checkpoint, and what both compute on average, which a busy machine changes less.
 
     The first round, in which processes start, does not count.
     """
     times: list[tuple[float, float]] = []
     computed = 0.0
-    for round in islice(federate(engine, rounds=rounds + 1, cohort=cohort), rounds):  # the last would judge everybody
-        if round.failures:
-            raise RuntimeError(f"clients of the benchmark failed: {round.failures}")
+    for ended in islice(federate(engine, rounds=rounds + 1, cohort=cohort), rounds):  # the last would judge everybody
+        if ended.failures:
+            raise RuntimeError(f"clients of the benchmark failed: {ended.failures}")
         began = time.perf_counter()
-        run.save(config, round.t + 1, round.server)
-        times.append((round.seconds, time.perf_counter() - began))
+        run.save(config, ended.t + 1, ended.server)
+        times.append((ended.seconds, time.perf_counter() - began))
         computed = computed or _computed(engine)
     best_round, best_checkpoint = (min(column) for column in zip(*times[1:], strict=True))
     share = (_computed(engine) - computed) / (rounds - 1)
@@ -132,7 +132,7 @@ def _computed(engine: Processes) -> float:
     return total
 
 
-def _judged(engine: Processes, cohort: int, rounds: int, number: int) -> Row:
+def _judged(engine: Processes, cohort: int, rounds: int, number: int) -> Figures:
     """How many clients' own models are made and judged in a second, and what one of them computes.
 
     Of clients that never took part, if there are any, as most are where there are many.
@@ -150,7 +150,7 @@ def _judged(engine: Processes, cohort: int, rounds: int, number: int) -> Row:
     return {"judged_per_second": number / seconds, "judged_cpu_seconds": computed / number}
 
 
-def folder() -> Iterator[Row]:
+def folder() -> Iterator[Figures]:
     """The time until round 1 is done, and the memory, of the command line on a folder: as it is, and read at once."""
     with tempfile.TemporaryDirectory(prefix="lrbpfl-scale-") as root:
         data = Path(root) / "sites"
@@ -162,7 +162,7 @@ def folder() -> Iterator[Row]:
             yield {"files": FILES, "read": how, **_command(data, Path(root) / how, standardise)}
 
 
-def _command(data: Path, out: Path, standardise: str) -> Row:
+def _command(data: Path, out: Path, standardise: str) -> Figures:
     """`lrbpfl run` in a process of its own, ended after the first checkpoint."""
     keys = {"data.dataset": data, "data.standardise": standardise, "federation.rounds": 1_000}
     keys |= {"federation.cohort": COHORT, "federation.evaluate_every": 0, "engine.workers": WORKERS}

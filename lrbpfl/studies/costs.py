@@ -15,9 +15,9 @@ from lrbpfl.algorithms.protocol import Algorithm, Task, Update
 from lrbpfl.core.descent import Data
 from lrbpfl.core.network import maskable
 from lrbpfl.engines.work import keep_memory, one_thread, own_part
-from lrbpfl.experiments.bench import best
 from lrbpfl.models import MODELS, cnn, mlp
 from lrbpfl.rng import generator
+from lrbpfl.studies.bench import best
 from lrbpfl.trees import Tree
 
 EXAMPLES, LABELS = 300, 2  # of the client that is measured, as in CIFAR-10 with 10 % for training and 20 clients

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lrbpfl.experiments.config import Config, parse, read_name, unknown
-from lrbpfl.experiments.costs import BATCH, STEP, Work
 from lrbpfl.experiments.deal import FRACTION
-from lrbpfl.experiments.items import ITEMS, OVERHEAD, Column, Row
 from lrbpfl.experiments.sections import COHORT
+from lrbpfl.studies.costs import BATCH, STEP, Work
+from lrbpfl.studies.items import ITEMS, OVERHEAD, Column, Row
 
 IMAGES = 60_000  # in CIFAR-10 and in CIFAR-100, the official test images included
 SIZES = {"speakers": 990, "digits": 1_797}  # examples
@@ -33,7 +33,7 @@ class Scale(NamedTuple):
 SCALES = {"mini": Scale(20, 4, 40, tuned=True), "half": Scale(25, 5, 500), "paper": Scale(50, 10, 1000)}
 
 
-class Run(NamedTuple):
+class Planned(NamedTuple):
     """One run of an item: its place in the table, and its configuration."""
 
     row: Row
@@ -47,12 +47,12 @@ class Run(NamedTuple):
         return f"{self.row.name}, {self.column.name}, seed {self.seed}"
 
 
-def runs(item: str, scale: str, seeds: Iterable[int], workers: int = 0) -> Iterator[Run]:
+def runs(item: str, scale: str, seeds: Iterable[int], workers: int = 0) -> Iterator[Planned]:
     """Every run of an item, seed by seed; columns that show different scores of the same run share it."""
     for seed in seeds:
         for column in ITEMS[item].columns:
             for row in ITEMS[item].rows:
-                yield Run(row, column, seed, _config(row, column, SCALES[scale], seed, workers))
+                yield Planned(row, column, seed, _config(row, column, SCALES[scale], seed, workers))
 
 
 def estimate(config: Config, work: Work, step_seconds: float, workers: int) -> float:
@@ -67,7 +67,7 @@ def estimate(config: Config, work: Work, step_seconds: float, workers: int) -> f
     return (at_clients / workers + rounds * work.server) / BATCH * step_seconds
 
 
-def check(items: Sequence[str], scale: str) -> list[str]:
+def wanted(items: Sequence[str], scale: str) -> list[str]:
     """The items asked for, `all` spelled out; unknown names are told."""
     known = [OVERHEAD, *ITEMS]
     if scale not in SCALES:

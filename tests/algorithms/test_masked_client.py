@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lrbpfl.algorithms.lr_bpfl import LRBPFL
-from lrbpfl.algorithms.masked_site import Site
+from lrbpfl.algorithms.masked_client import MaskedClient
 from lrbpfl.algorithms.protocol import Task
 from lrbpfl.core.descent import Data
 from lrbpfl.core.gaussian import Gaussian, widened
@@ -17,11 +17,11 @@ DENSE = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 3))
 DOUBLE = nn.Sequential(nn.Linear(20, 16), nn.GELU(), nn.Linear(16, 3)).double()  # its masks are not
 
 
-def site(model: nn.Module, shape: tuple[int, ...], method: LRBPFL) -> Site:
+def at_work(model: nn.Module, shape: tuple[int, ...], method: LRBPFL) -> MaskedClient:
     x = torch.randn(15, *shape, generator=generator(0, "x"))
     data = Data(x.to(next(model.parameters())), torch.arange(15) % 3)
     task = Task(model, 3, label_prior=1.0)
-    return Site.of(method, task, method.init_client(task, generator(0)).gates, data)
+    return MaskedClient.of(method, task, method.init_client(task, generator(0)).gates, data)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -29,7 +29,7 @@ def site(model: nn.Module, shape: tuple[int, ...], method: LRBPFL) -> Site:
 def test_slopes_are_those_of_the_free_energy_under_the_same_draw(
     model: nn.Module, shape: tuple[int, ...], temperature: float
 ) -> None:
-    own = site(model, shape, LRBPFL(temperature=temperature))
+    own = at_work(model, shape, LRBPFL(temperature=temperature))
     W = init_params(model, generator(1), "kaiming")
     masks = Gaussian(*(part.requires_grad_() for part in own.fresh_masks(torch.tensor(5))))
     h, y = own.network.before(W, own.data.x), own.data.y
@@ -39,7 +39,7 @@ def test_slopes_are_those_of_the_free_energy_under_the_same_draw(
 
 
 def test_slopes_of_the_network_are_those_of_its_likelihood_under_the_same_draw() -> None:
-    own = site(DENSE, (20,), LRBPFL())
+    own = at_work(DENSE, (20,), LRBPFL())
     W = {name: w.requires_grad_() for name, w in init_params(DENSE, generator(1), "kaiming").items()}
     masks = widened(own.fresh_masks(torch.tensor(5)), 2.0)
     expected = own.nll(W, masks, None, *own.data, generator(2))

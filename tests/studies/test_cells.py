@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lrbpfl.experiments.cells import run_cells
 from lrbpfl.experiments.runner import Progress
+from lrbpfl.studies.cells import run_cells
 from tests.experiments.conftest import Configure, files
 
 

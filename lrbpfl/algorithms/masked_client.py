@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CHUNK = 500  # examples at a time, where all of them go through the network
 
 
-class Site(NamedTuple):
+class MaskedClient(NamedTuple):
     """What stays as it is while a client computes."""
 
     method: "LRBPFL"
@@ -38,8 +38,8 @@ class Site(NamedTuple):
     log_prior: Tensor  # (classes,)
 
     @classmethod
-    def of(cls, method: "LRBPFL", task: Task, gates: Gates, data: Data) -> "Site":
-        """The site of a client with these gates and training data."""
+    def of(cls, method: "LRBPFL", task: Task, gates: Gates, data: Data) -> "MaskedClient":
+        """A client with these gates and training data."""
         network = masked_network(task.model, maskable(task.model, method.mask_layers), gates)
         mean = masking.prior_mean(network.places).to(data.y.device)
         fixed = prior(gaussian(mean, math.sqrt(method.prior_variance)))
@@ -168,4 +168,4 @@ def scales_of(method: "LRBPFL", gates: Gates) -> Scales | None:
     """Lambda of the open ranks where it is trained; elsewhere a gate is open or closed."""
     if method.ranks != "printed":
         return None
-    return {name: gating.gates(gamma)[gating.is_open(gamma)] for name, gamma in gates.items()}
+    return {name: gating.gate_values(gamma)[gating.is_open(gamma)] for name, gamma in gates.items()}

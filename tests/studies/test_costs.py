@@ -12,8 +12,8 @@ from lrbpfl.core.descent import Data
 from lrbpfl.engines.loop import federate
 from lrbpfl.engines.serial import Serial
 from lrbpfl.engines.work import ClientData, Setup
-from lrbpfl.experiments.costs import Costs, Numbers, count, measure, ratios, stage
 from lrbpfl.models import cnn
+from lrbpfl.studies.costs import Costs, Numbers, count, measure, ratios, stage
 
 CONVOLUTIONS = (32 * 3 + 64 * 32 + 128 * 64) * 9 + 32 + 64 + 128
 HIDDEN = 2048 * 512 + 512 + 512 * 256 + 256
@@ -50,10 +50,10 @@ def test_messages_and_bytes_are_what_the_formulas_say(name: str) -> None:
     data = Data(torch.zeros(4, 3, 32, 32), torch.tensor([0, 1, 0, 1]))
     clients = tuple(ClientData(name=str(k), train=data, test=data) for k in range(3))
     task = Task(cnn(10), 10, public=data.x, num_clients=3)
-    (round,) = federate(Serial(Setup(brief(name), task, clients, seed=0)), rounds=1, cohort=2)
-    assert not round.failures
+    (ended,) = federate(Serial(Setup(brief(name), task, clients, seed=0)), rounds=1, cohort=2)
+    assert not ended.failures
     expected = SENT.get(name, P)
-    assert (round.bytes_down, round.bytes_up) == (2 * 4 * expected, 2 * 4 * expected)
+    assert (ended.bytes_down, ended.bytes_up) == (2 * 4 * expected, 2 * 4 * expected)
 
 
 def test_what_a_mask_of_rank_8_keeps() -> None:

@@ -1,0 +1,1 @@
+"""Many runs together: comparisons, searches over fields, the paper's items, and what things cost."""
