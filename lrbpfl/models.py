@@ -7,7 +7,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from lrbpfl.errors import BadInput
+from lrbpfl import plugins
+from lrbpfl.errors import BadInput, plain
 
 Shape = tuple[int, ...]  # of one input
 LARGEST = 2**27  # parameters of a network that is made because data, or a file, ask for it
@@ -91,17 +92,27 @@ def auto(num_classes: int, shape: Shape) -> nn.Module:
     return (cnn if len(shape) == 3 and min(shape[1:]) >= 16 else mlp)(num_classes, shape)
 
 
-MODELS: dict[str, Callable[[int, Shape], nn.Module]] = {"auto": auto, "cnn": cnn, "mlp": mlp, "resnet": resnet}
+Making = Callable[[int, Shape], nn.Module]  # from the number of classes and the shape of an input
+MODELS: dict[str, Making] = {"auto": auto, "cnn": cnn, "mlp": mlp, "resnet": resnet}
+GROUP = "lrbpfl.models"  # of entry points, by which installed packages add networks
+
+
+def names() -> list[str]:
+    """Our own networks, then those of installed packages."""
+    return plugins.names(GROUP, MODELS)
 
 
 def parameters(name: str, num_classes: int, shape: Shape) -> int:
-    """How many parameters the network of this name would have; it is not made."""
+    """How many parameters our network of this name would have; it is not made."""
     with torch.device("meta"):  # takes no memory
         return sum(p.numel() for p in MODELS[name](num_classes, shape).parameters())
 
 
 def make(name: str, num_classes: int, shape: Shape) -> nn.Module:
     """The network of this name for these classes and inputs, if it is not larger than anybody would want."""
+    making = plugins.find("model", GROUP, name, MODELS)
+    if name not in MODELS:
+        return _made_elsewhere(making, plugins.who("model", GROUP, name), num_classes, shape)
     size = parameters(name, num_classes, shape)
     if size > LARGEST:
         raise BadInput(
@@ -109,3 +120,14 @@ def make(name: str, num_classes: int, shape: Shape) -> nn.Module:
             f"at most {LARGEST:,} are allowed: give smaller inputs, or a network of your own in Python"
         )
     return MODELS[name](num_classes, shape)
+
+
+def _made_elsewhere(making: Making, subject: str, num_classes: int, shape: Shape) -> nn.Module:
+    try:
+        model = making(num_classes, shape)
+    except Exception as error:  # whatever somebody's code raises
+        reason = f"{type(error).__name__}: {plain(error, 200)}"
+        raise BadInput(f"{subject} cannot be made for {num_classes} classes and inputs {shape}: {reason}") from error
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"{subject} gives a {type(model).__name__}, not a torch.nn.Module")
+    return model

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugins": {"errors"},
     "data": {"errors", "rng", "disk"},
     "metrics": {"errors", "rng"},
-    "models": {"errors", "rng"},
+    "models": {"errors", "plugins", "rng"},
     "core": BASE,
     "algorithms": BASE | {"core"},
     "engines": BASE | {"core", "algorithms", "metrics"},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lrbpfl import algorithms, plugins
+from lrbpfl import algorithms, models, plugins
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.engines import registry as engines
 from lrbpfl.engines.serial import Serial
@@ -108,7 +108,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget()
     yield tmp_path
     forget()
-    for module in ("acme_prox", "odd_things", "explosive"):
+    for module in ("acme_nets", "acme_prox", "odd_things", "explosive"):
         sys.modules.pop(module, None)
 
 
@@ -135,6 +135,38 @@ def test_a_package_checks_its_algorithm_in_a_plain_script(tmp_path: Path) -> Non
     (tmp_path / "script.py").write_text(FEDPROX + checks)
     ran = run(tmp_path, "script.py")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "fine\n", "")
+
+
+NET = """
+from torch import nn
+
+def wide(classes, shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], 20), nn.ReLU(), nn.Linear(20, classes))
+
+def broken(classes, shape):
+    raise KeyError("no weights")
+
+def text(classes, shape):
+    return "mlp"
+"""
+
+
+def test_a_package_adds_a_network_that_files_name(site: Path, tmp_path: Path) -> None:
+    points = {name: f"acme_nets:{name}" for name in ("wide", "broken", "text")}
+    install(site, "nets", {"lrbpfl.models": points}, acme_nets=NET)
+    settings = ("federation.model=wide", "federation.rounds=1", "federation.judged_last=1", "engine.workers=1")
+    command = ["-m", "lrbpfl", "run", "--quiet", "--out", "here", *(word for key in settings for word in ("-s", key))]
+    ran = run(site, *command)
+    assert ran.returncode == 0, ran.stderr
+    (file,) = (tmp_path / "here" / "clients").glob("*/personal.safetensors")
+    card = run(site, "-m", "lrbpfl", "card", str(file), "--json")
+    assert card.returncode == 0 and '"wide"' in card.stdout, card.stdout + card.stderr
+    with pytest.raises(BadInput, match=r"'broken' of the package nets cannot be made for 3 classes .*KeyError"):
+        models.make("broken", 3, (5,))
+    with pytest.raises(BadInput, match=r"gives a str, not a torch\.nn\.Module"):
+        models.make("text", 3, (5,))
+    with pytest.raises(BadInput, match=r"unknown model 'widee' \(did you mean 'wide'\?\)"):
+        parse({"federation": {"model": "widee"}})
 
 
 def test_names_are_told_without_loading(site: Path) -> None:

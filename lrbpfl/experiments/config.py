@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from lrbpfl import algorithms
+from lrbpfl import algorithms, models
 from lrbpfl.algorithms.protocol import Algorithm, wishes_of
 from lrbpfl.data import PARTITIONS
 from lrbpfl.engines import privacy
@@ -20,7 +20,6 @@ from lrbpfl.errors import BadInput, nearest, plain, shown
 from lrbpfl.errors import unknown as unknown
 from lrbpfl.experiments.promises import check_calibration
 from lrbpfl.experiments.sections import DataSection, EngineSection, FederationSection, Section
-from lrbpfl.models import MODELS
 
 S = TypeVar("S", bound=Section)
 SECTIONS: dict[str, type[Section]] = {"data": DataSection, "federation": FederationSection, "engine": EngineSection}
@@ -162,8 +161,8 @@ def _cross_check(config: Config) -> None:
     data, federation = config.data, config.federation
     if data.partition is not None and data.partition not in PARTITIONS:
         raise unknown("partition", data.partition, PARTITIONS)
-    if federation.model not in (*MODELS, OWN):
-        raise unknown("model", federation.model, MODELS)
+    if federation.model not in (*models.names(), OWN):
+        raise unknown("model", federation.model, models.names())
     kind, kinds = config.engine.kind, engines.names()
     if kind not in kinds:
         raise BadInput(f"engine.kind = {shown(kind)}: no such engine{nearest(kind, kinds)}; known: {', '.join(kinds)}")

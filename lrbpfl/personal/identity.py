@@ -11,7 +11,7 @@ from torch import nn
 
 from lrbpfl import trees
 from lrbpfl.errors import BadInput
-from lrbpfl.models import LARGEST, MODELS, parameters
+from lrbpfl.models import make, names
 
 Shape = tuple[int, ...]
 _PLACE = re.compile(r" at 0x[0-9a-f]+")  # in memory, in an object's text
@@ -56,9 +56,9 @@ def _plain(value: Any) -> str | None:
 
 
 def registered(model: nn.Module, num_classes: int, shape: Shape | None) -> str | None:
-    """The name under which this package makes the same network for these classes and inputs, if there is one."""
+    """The name under which the same network is made for these classes and inputs, if there is one."""
     own = fingerprint(model)
-    for name in MODELS if shape else ():
+    for name in names() if shape else ():
         made = None if name == "auto" else _made(name, num_classes, shape or ())
         if made is not None and fingerprint(made) == own:
             return name
@@ -76,9 +76,9 @@ def restored(about: Any, num_classes: int, shape: Shape | None, model: nn.Module
         raise BadInput(f"{where} cannot be used: its description does not say which model it belongs to")
     name = about.get("name")
     if model is None and name is not None:
-        model = _made(name, num_classes, shape) if isinstance(name, str) and name in MODELS and shape else None
+        model = _made(name, num_classes, shape) if isinstance(name, str) and name in names() and shape else None
         if model is None:
-            raise BadInput(f"{where} cannot be used: this version cannot make the model it names, {str(name)[:40]!r}")
+            raise BadInput(f"{where} cannot be used: nothing here makes the model it names, {str(name)[:40]!r}")
     if model is None:
         raise BadInput(
             f"{where} belongs to a model of your own: give it, as in lrbpfl.load(path, model=model), "
@@ -93,10 +93,9 @@ def restored(about: Any, num_classes: int, shape: Shape | None, model: nn.Module
 
 
 def _made(name: str, num_classes: int, shape: Shape) -> nn.Module | None:
-    """One of our networks; None if there is none for such inputs, or it would be very large."""
+    """A network by name; None if there is none for such inputs, or it would be very large."""
     try:
-        large = parameters(name, num_classes, shape) > LARGEST
         with torch.random.fork_rng(devices=[]):  # making a network draws its first weights
-            return None if large else MODELS[name](num_classes, shape).eval()
+            return make(name, num_classes, shape).eval()
     except (BadInput, RuntimeError, ValueError):
         return None
