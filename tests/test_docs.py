@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import typer
 
 from lrbpfl.cli.main import app
 from lrbpfl.experiments.config import SECTIONS, make_algorithm
+from lrbpfl.sites.holdings import SiteSection
+from lrbpfl.sites.job import parse, write
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -85,6 +88,18 @@ def test_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             [sys.executable, f"{number}.py"], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert ran.returncode == 0, f"{page.name}: {ran.stderr[-2000:]}"
+
+
+def test_the_settings_of_sites_are_settings() -> None:
+    told = [tomllib.loads(block) for block in fenced(ROOT / "docs" / "sites.md", ("toml",))]
+    jobs = [tables for tables in told if "sites" in tables]
+    assert len(jobs) == 1 and len(told) == 2
+    for tables in told:
+        if "sites" in tables:
+            about = tables.pop("sites")
+            assert parse(write("study", tables, about)).config.federation.rounds == 50
+        else:
+            assert SiteSection(**tables).client_column == "ward"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
