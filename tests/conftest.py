@@ -33,6 +33,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"skipped: {told}")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A Ray leaves threads behind, with which later forks of the same process may die: its tests come last."""
+    items.sort(key=lambda item: item.path.name == "test_ray.py")
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

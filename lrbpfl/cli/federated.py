@@ -7,12 +7,14 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from lrbpfl.cli.runs import show
+from lrbpfl.cli.progress import Display
+from lrbpfl.cli.runs import show as show_table
 from lrbpfl.experiments.store import refuse_existing
 from lrbpfl.sites.flare import kits, project, wire
 from lrbpfl.sites.flare.admin import Admin
 from lrbpfl.sites.flare.local import Running, free_ports
 from lrbpfl.sites.flare.supervise import supervise
+from lrbpfl.sites.job import parse, read
 
 HOST = "localhost"  # of a demonstration
 
@@ -38,22 +40,36 @@ def kit(folder: Path) -> None:
     print(f"Keep {folder / kits.STATE} to yourself and off the server: who has it can make admins.")
 
 
-def run(config: Path, kit: Path, out: Path | None) -> None:
+def run(config: Path, kit: Path, out: Path | None, *, quiet: bool) -> None:
     """Supervise a run until it is complete."""
-    from lrbpfl.sites.job import read
-
     job = read(config)
     out = out or Path("runs") / str(job["run"])
     again = f"lrbpfl sites run {quote(str(config))} --kit {quote(str(kit))} --out {quote(str(out))}"
     with _cut(f"interrupted; what is finished is kept. Go on with: {again}"), Admin(kit) as admin:
-        outcome = supervise(admin, job, out, _note, job["patience"])
+        outcome = _supervised(admin, job, out, quiet=quiet)
     _table(outcome, out)
+
+
+def _supervised(admin: Admin, job: Mapping[str, Any], out: Path, *, quiet: bool) -> dict[str, Any]:
+    """The run's outcome; on the way, how far it is."""
+    config = parse(job).config
+    with Display(quiet=quiet) as display:
+        listener, shown = display.listener(config.algorithm_name, config.federation.rounds), 0
+
+        def show(state: Mapping[str, Any]) -> None:
+            nonlocal shown
+            if state.get("rounds", 0) > shown:
+                shown = state["rounds"]
+                away = ", ".join(state["away"])
+                listener.reached(state["rounds"], state["loss"], state["scores"], f"without {away}" if away else "")
+
+        return supervise(admin, job, out, listener.tell, job["patience"], show=show)
 
 
 def status(kit: Path) -> None:
     """Which sites are there, and what they do."""
     with Admin(kit) as admin:
-        sites, running = admin.sites(), admin.running()
+        sites, running = admin.sites(), admin.server().jobs
         print(f"The server at {admin.host}:{admin.port} runs {_many(len(running), 'job')}; you are {admin.name}.")
         for name, jobs in sorted(sites.items()):
             print(f"{name}: {'works' if jobs & running else 'idle'}")
@@ -61,7 +77,7 @@ def status(kit: Path) -> None:
             print("No site is connected.")
 
 
-def demo(folder: Path, many: int) -> None:
+def demo(folder: Path, many: int, *, quiet: bool) -> None:
     """All of it on this machine; whatever was started is stopped."""
     from lrbpfl.sites.demo import prepare
 
@@ -78,7 +94,7 @@ def demo(folder: Path, many: int) -> None:
         Running(made[HOST], sites.values(), port),
         Admin(made["admin@demo.org"]) as admin,
     ):
-        outcome = supervise(admin, job, out, _note, job["patience"])
+        outcome = _supervised(admin, job, out, quiet=quiet)
     _table(outcome, out)
     print("\nPrivate, and only at its site:")
     for path in sites.values():
@@ -96,7 +112,7 @@ def _own(kit: Path) -> list[str]:
 
 
 def _table(outcome: Mapping[str, Any], out: Path) -> None:
-    show(outcome["summary"], out)
+    show_table(outcome["summary"], out)
     print(f"In {out}: what the hub has of the run (shared network, scores, record); lrbpfl report makes a page of it.")
 
 

@@ -49,15 +49,19 @@ class Display:
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
+    def listener(self, name: str, rounds: int) -> "Listener":
+        """The listener for one run."""
+        return Listener(self, name, rounds)
+
     def progress(self, name: str, config: Config) -> runner.Progress:
-        """The listener for one run, and its tracker."""
-        shown = _Listener(self, name, config.federation.rounds).callbacks()
+        """What a run tells its listener, and its tracker."""
+        shown = self.listener(name, config.federation.rounds).callbacks()
         if self.track is None:
             return shown
         return tracking.follow(self.track, shown, lambda text: self.console.print(f"{name}: {text}", markup=False))
 
 
-class _Listener:
+class Listener:
     """Turns what a run tells into what a person sees."""
 
     def __init__(self, display: Display, name: str, rounds: int) -> None:
@@ -68,26 +72,33 @@ class _Listener:
         self.last_line = time.monotonic()
 
     def callbacks(self) -> runner.Progress:
+        """What a run of this machine tells."""
         return runner.Progress(client=self.client, round=self.round, tell=self.tell)
 
     def client(self, what: str, t: int, k: int, of: int) -> None:
+        """A client was trained or judged."""
         self.done[what, t] = self.done.get((what, t), 0) + 1
         verb = {"update": "training", "evaluate": "judging"}[what]
         self._show(completed=t, now=f"{verb} clients {self.done[what, t]}/{of}")
 
     def round(self, ended: Round, pooled: Mapping[str, float]) -> None:
-        losses = [info["loss"] for info in ended.infos.values() if "loss" in info]
-        loss = f"loss {sum(losses) / len(losses):.3f}" if losses else ""
+        """A round ended, after which clients may have been judged."""
+        self.reached(ended.t + 1, ended.mean_loss, pooled)
+        self._tell_events(ended)
+
+    def reached(self, rounds: int, mean_loss: float | None, pooled: Mapping[str, float], besides: str = "") -> None:
+        """So many rounds are done."""
+        loss = f"loss {mean_loss:.3f}" if mean_loss is not None else ""
         if pooled:
             self.scores = f"accuracy {100 * pooled['accuracy']:.1f} %  ECE {pooled['ece_pooled']:.3f}"
-        self._show(completed=ended.t + 1, now=loss)
-        self._tell_events(ended)
+        self._show(completed=rounds, now=f"{loss}  {besides}".rstrip())
         if self.display.plain and (pooled or time.monotonic() - self.last_line > LINES_EVERY):
             self.last_line = time.monotonic()
-            text = f"{self.name}: round {ended.t + 1}/{self.rounds}  {loss}  {self.scores if pooled else ''}"
+            text = f"{self.name}: round {rounds}/{self.rounds}  {loss}  {self.scores if pooled else ''}  {besides}"
             self.display.console.print(text.rstrip(), markup=False)
 
     def tell(self, sentence: str) -> None:
+        """Something that a person should know."""
         self.display.console.print(f"note: {sentence}", markup=False)
 
     def _show(self, *, completed: int, now: str) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lrbpfl.cli.options import Quiet
 from lrbpfl.errors import BadInput
 
 sites_app = typer.Typer(
@@ -55,11 +56,12 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="For the public files; without it, below runs/.")
     ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Run one algorithm at the sites; the same command goes on after a cut, and nothing is run twice."""
     from lrbpfl.cli import federated
 
-    federated.run(config, kit, out)
+    federated.run(config, kit, out, quiet=quiet)
 
 
 @sites_app.command()
@@ -74,8 +76,9 @@ def status(kit: Kit) -> None:
 def demo(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="It must not exist yet.")] = Path("runs/sites-demo"),
     sites: Annotated[int, typer.Option(help="How many.", min=2, max=8)] = 3,
+    quiet: Quiet = False,
 ) -> None:
     """A server and sites on this machine, with certificates, kits and a run, in about a minute."""
     from lrbpfl.cli import federated
 
-    federated.demo(folder, sites)
+    federated.demo(folder, sites, quiet=quiet)

@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from threading import Lock
@@ -46,9 +45,12 @@ def method(start: Start, device: str) -> str:
     return start
 
 
-@cache
 def forks_learn() -> bool:
-    """Whether a fork of this process computes gradients: not where torch holds threads for a GPU, used or not."""
+    """Whether a fork of this process computes gradients.
+
+    Not where torch holds threads for a GPU, used or not; and where a Ray has run, forks of some Pythons die. One is
+    tried, as what this process has done since the last time may matter.
+    """
     _gradient()  # which starts such threads
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)

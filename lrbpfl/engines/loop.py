@@ -89,6 +89,12 @@ class Round(NamedTuple):
     evaluations: dict[int, Evaluation]  # empty in rounds without evaluation, and where somebody else takes them
     undone: str | None = None  # why nothing of this round was kept, should the server's next state have been unfit
 
+    @property
+    def mean_loss(self) -> float | None:
+        """Over the clients whose algorithm tells one."""
+        losses = [info["loss"] for info in self.infos.values() if "loss" in info]
+        return sum(losses) / len(losses) if losses else None
+
 
 # What is going on ("update" or "evaluate"), the round, the client just done, and of how many.
 Observer = Callable[[str, int, int, int], None]

@@ -15,6 +15,7 @@ from lrbpfl.core.descent import Data
 from lrbpfl.data.order import natural_order
 from lrbpfl.disk import locked, write_file
 from lrbpfl.engines.lazy import Roster
+from lrbpfl.engines.loop import Round
 from lrbpfl.engines.work import ClientData, Setup, granted
 from lrbpfl.errors import BadInput, plain
 from lrbpfl.experiments.build import checked_setup
@@ -23,23 +24,39 @@ from lrbpfl.experiments.runner import Progress, carry_out, check_origin, made_wi
 from lrbpfl.experiments.store import Run
 from lrbpfl.sites import letters
 from lrbpfl.sites.engine import Sites, TooFew
-from lrbpfl.sites.job import DTYPES, Job, parse
+from lrbpfl.sites.job import DTYPES, ROSTER, Job, parse
 from lrbpfl.sites.stores import Confirmed
 from lrbpfl.sites.transport import Letter, Lost, Transport
 from lrbpfl.trees import Tree
 
-ROSTER, CONFIRMED = "sites.json", "confirmed.jsonl"
+CONFIRMED = "confirmed.jsonl"
 MOST_CLIENTS = 10**6  # of one site
 
 
-def lead(transport: Transport, root: Path, said: Mapping[str, Any], aborted: Callable[[], bool]) -> dict[str, Any]:
-    """One leg of a run in `root`/runs; how far it came, who was lost on the way, and what ended it before the end."""
+Reached = Callable[[dict[str, Any]], None]
+
+
+def unheard(state: dict[str, Any]) -> None:
+    """Nobody asks how far a leg is."""
+
+
+def lead(
+    transport: Transport,
+    root: Path,
+    said: Mapping[str, Any],
+    aborted: Callable[[], bool],
+    reached: Reached = unheard,
+) -> dict[str, Any]:
+    """One leg of a run in `root`/runs; how far it came, who was lost on the way, and what ended it before the end.
+
+    `reached` hears after every round how far it is.
+    """
     job = parse(said)
     path = root / "runs" / job.run
     path.mkdir(parents=True, exist_ok=True)
     outcome: dict[str, Any] = {"run": job.run, "leg": 0, "lost": {}, "told": [], "error": None}
     with locked(path):
-        leg = _Leg(job, path, transport, aborted)
+        leg = _Leg(job, path, transport, aborted, reached)
         try:
             if not (path / "summary.json").exists():
                 leg.go()
@@ -56,8 +73,10 @@ def lead(transport: Transport, root: Path, said: Mapping[str, Any], aborted: Cal
 class _Leg:
     """From opening letters to the end of the run, or of the sites' patience."""
 
-    def __init__(self, job: Job, path: Path, transport: Transport, aborted: Callable[[], bool]) -> None:
-        self.job, self.path, self.transport, self.aborted = job, path, transport, aborted
+    def __init__(
+        self, job: Job, path: Path, transport: Transport, aborted: Callable[[], bool], reached: Reached
+    ) -> None:
+        self.job, self.path, self.transport, self.aborted, self.reached = job, path, transport, aborted, reached
         self.lost: dict[str, str] = {}
         self.silent: set[str] = set()  # those of the lost that said nothing: the others refused, and would again
         self.told: list[str] = []
@@ -98,13 +117,15 @@ class _Leg:
         )
         try:
             with closing(engine):
-                progress = Progress(tell=self.told.append, round=self._done)
+                progress = Progress(tell=self.told.append, round=partial(self._done, engine))
                 carry_out(engine, self.run, config, setup, progress, showing=partial(_show, engine, config))
         finally:
             self.lost |= engine.lost
 
-    def _done(self, ended: Any, pooled: Mapping[str, float]) -> None:
+    def _done(self, engine: Sites, ended: Round, pooled: Mapping[str, float]) -> None:
         self.rounds = ended.t + 1
+        scores, away = dict(pooled), sorted(self.lost.keys() | engine.lost.keys())
+        self.reached({"rounds": self.rounds, "loss": ended.mean_loss, "scores": scores, "away": away})
 
     def _names(self) -> dict[str, list[str]]:
         """The clients of every site that opens."""

@@ -23,6 +23,7 @@ from lrbpfl.experiments.sections import Section, Several
 DTYPES = {"features": torch.float32, "images": torch.uint8, "tokens": torch.int64}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,40}-[0-9a-f]{12}")
+ROSTER = "sites.json"  # of a run's directory at the hub: which client is at which site, and the number of the leg
 MOST_INPUTS = 10**8  # numbers in one example
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 

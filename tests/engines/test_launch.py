@@ -165,7 +165,6 @@ def test_where_forks_compute_no_gradients_nobody_is_forked(monkeypatch: pytest.M
             raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing")
 
     monkeypatch.setattr(launch, "_gradient", gradient)
-    monkeypatch.setattr(launch, "forks_learn", launch.forks_learn.__wrapped__)
     assert method("auto", "cpu") == "spawn"
     with pytest.raises(BadInput, match="no gradients in forks: start worker processes by spawn"):
         method("fork", "cpu")

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cryptography import x509
 from cryptography.x509.oid import NameOID
@@ -19,12 +19,20 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from lrbpfl.disk import usable
 from lrbpfl.errors import BadInput, plain, shown
+from lrbpfl.sites.flare.job import PROGRESS
 
 T = TypeVar("T")
 CONNECT, ASK, DOWNLOAD = 10.0, 60.0, 600.0  # seconds at most
 SITES = 3.0  # seconds a site has to say what it does
 SILENT = "no_reply"  # a site that the server still counts as connected, and that is not
 ENDED = "FINISHED"  # how the status of a job begins that will never run again
+
+
+class Server(NamedTuple):
+    """What the server says of itself."""
+
+    since: float  # when it was started
+    jobs: set[str]  # that it runs
 
 
 class Gone(BadInput):
@@ -63,10 +71,23 @@ class Admin:
         """NVFlare's word for how a job stands; no measure of what it achieved."""
         return str(self._ask("look at jobs", lambda session: session.get_job_meta(job)).get("status", ""))
 
-    def running(self) -> set[str]:
-        """The jobs that the server runs now; the status of one that a crash ended says RUNNING for ever."""
+    def progress(self, job: str) -> dict[str, Any]:
+        """How far the leg is; nothing, while its hub does not say."""
+
+        def question(session: Session) -> dict[str, Any]:
+            try:
+                return session.do_app_command(job, PROGRESS, None) or {}
+            except (api_spec.JobNotRunning, api_spec.NoReply, api_spec.InternalError, api_spec.CommandError):
+                return {}  # it comes up, or is over
+            except api_spec.AuthorizationError:
+                return {}  # by rules at the server that are not ours
+
+        return self._ask("hear how far jobs are", question)
+
+    def server(self) -> Server:
+        """The server now; the status of a job that its crash ended says RUNNING for ever."""
         info = self._ask("look at the server", lambda session: session.get_system_info())
-        return {str(job.job_id) for job in info.job_info}
+        return Server(float(info.server_info.start_time or 0.0), {str(job.job_id) for job in info.job_info})
 
     def sites(self) -> dict[str, set[str]]:
         """The connected sites that answer, and the jobs of each."""

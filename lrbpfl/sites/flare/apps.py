@@ -15,11 +15,12 @@ from nvflare.collab.api.exceptions import RunAborted
 from lrbpfl.disk import write_file
 from lrbpfl.errors import plain
 from lrbpfl.sites.flare import wire
-from lrbpfl.sites.flare.job import OUTCOME, RUN, WIRE, unpack
+from lrbpfl.sites.flare.job import OUTCOME, PROGRESS, RUN, WIRE, unpack
+from lrbpfl.sites.job import ROSTER
 from lrbpfl.sites.transport import Letter, Lost, What
 
 CALLS = ("open", "update", "evaluate", "close", "ping")
-PUBLIC = ("config.toml", "metrics.jsonl", "summary.json", "clients.json", "classes.json", "sites.json")
+PUBLIC = ("config.toml", "metrics.jsonl", "summary.json", "clients.json", "classes.json", ROSTER)
 SHARED = "W-*.safetensors"
 GRACE = 15.0  # seconds beyond a call's own time limit until we stop waiting for NVFlare to say so
 
@@ -101,9 +102,10 @@ class HubApp:
         def aborted() -> bool:
             return bool(context.is_aborted())
 
-        calls = Calls(aborted)
+        calls, state = Calls(aborted), dict[str, Any]()
+        collab.fl_ctx.get_engine().register_app_command(PROGRESS, lambda topic, data, context: dict(state))
         try:
-            outcome = lead(calls, root, self.job, aborted)
+            outcome = lead(calls, root, self.job, aborted, state.update)
         finally:  # an aborted leg has finished rounds too
             write_file(results / WIRE, json.dumps(calls.traffic).encode())
             publish(root / "runs" / str(self.job["run"]), results / RUN)

@@ -15,6 +15,7 @@ EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
 ALLOWED = (CONTROLLER, EXECUTOR, "lrbpfl.sites.flare.")  # what server and sites must let in
 # What a leg leaves for the admin: how it went, what was sent, and the run's public files.
 OUTCOME, WIRE, RUN = "outcome.json", "wire.json", "run"
+PROGRESS = "lrbpfl.progress"  # what an admin asks the hub to hear how far a leg is
 PLAIN = " \"',:;[]()<>=+-*/\\|!?@#&^~`_."  # all but braces, $ and %: in those NVFlare fills in variables and secrets
 
 

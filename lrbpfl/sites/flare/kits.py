@@ -36,27 +36,28 @@ cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
 exec python3 -m lrbpfl.sites.flare.start "$PWD"
 """
 NOBODY = {"byoc": "none", "shell_commands": "none"}  # no code from outside, no look at files, whoever asks
+LOOK = {"view": "any", "app_command": "any"}  # the second asks the hub how far a leg is, and nothing else
 RIGHTS: dict[str, dict[str, str]] = {
     "project_admin": {
         "submit_job": "any",
         "clone_job": "none",
         "manage_job": "any",
         "download_job": "any",
-        "view": "any",
         "operate": "o:site",
+        **LOOK,
         **NOBODY,
     },
-    "org_admin": {"manage_job": "o:submitter", "view": "any", "operate": "o:site", **NOBODY},
+    "org_admin": {"manage_job": "o:submitter", "operate": "o:site", **LOOK, **NOBODY},
     "lead": {
         "submit_job": "any",
         "clone_job": "none",
         "manage_job": "n:submitter",
         "download_job": "n:submitter",
-        "view": "any",
         "operate": "none",
+        **LOOK,
         **NOBODY,
     },
-    "member": {"view": "any", **NOBODY},
+    "member": {**LOOK, **NOBODY},
 }
 
 

@@ -74,6 +74,7 @@ class Supervised:
     ) -> None:
         self.federation, self.job, self.out, self.write = federation, job, out, write
         self.told: list[str] = []
+        self.seen: list[Mapping[str, Any]] = []
         self.outcome: dict[str, Any] = {}
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -82,7 +83,7 @@ class Supervised:
     def _run(self) -> None:
         try:
             with Admin(self.federation.admin) as admin:
-                self.outcome = supervise(admin, self.job, self.out, self._tell, PATIENCE, self.write)
+                self.outcome = supervise(admin, self.job, self.out, self._tell, PATIENCE, self.write, self.seen.append)
         except BaseException as error:
             self.error = error
 

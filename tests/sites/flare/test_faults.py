@@ -38,10 +38,12 @@ def running(federation: Federation) -> Iterator[Running]:
 
 
 def test_a_run_ends_with_its_public_files(federation: Federation, running: Running, tmp_path: Path) -> None:
-    outcome = Supervised(federation, federation.job("plain", 3), tmp_path).end()
+    run = Supervised(federation, federation.job("plain", 8), tmp_path)
+    outcome = run.end()
     assert outcome["complete"] and outcome["leg"] == 1
+    assert any(0 < seen.get("rounds", 0) <= 8 and not seen["away"] for seen in run.seen)
     log = [json.loads(line)["good"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert log == [["site-1", "site-2", "site-3"]] * 3
+    assert log == [["site-1", "site-2", "site-3"]] * 8
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]  # state.json is not the admin's
 
 

@@ -36,7 +36,7 @@ class Site:
         pass
 
 
-def lead(transport: Any, root: Path, job: Any, aborted: Any) -> dict[str, Any]:
+def lead(transport: Any, root: Path, job: Any, aborted: Any, reached: Any) -> dict[str, Any]:
     """Rounds until the wanted number or until too few sites answer; state.json is the checkpoint."""
     run, config = root / "runs" / job["run"], job["config"]
     run.mkdir(parents=True, exist_ok=True)
@@ -61,6 +61,7 @@ def lead(transport: Any, root: Path, job: Any, aborted: Any) -> dict[str, Any]:
             break
         state["rounds"] += 1
         state["log"].append(sorted(good))
+        reached({"rounds": state["rounds"], "loss": None, "scores": {}, "away": sorted(lost)})
         file.write_text(json.dumps(state))
         (run / "metrics.jsonl").write_text(
             "".join(json.dumps({"leg": state["leg"], "good": g}) + "\n" for g in state["log"])
