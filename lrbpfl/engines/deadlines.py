@@ -52,9 +52,9 @@ class Deadlines:
     def _examples(self, job: Job) -> int:
         if is_lazy(self._setup.clients):  # nobody is loaded here just to be counted: all count alike
             return 1
-        _, train, test, calibration, *_ = self._setup.clients[job.k]
-        kept = 0 if calibration is None else len(calibration.y)
-        return len(train.y) + (len(test.y) + kept if job.what == "evaluate" else 0)
+        client = self._setup.clients[job.k]
+        kept = 0 if client.calibration is None else len(client.calibration.y)
+        return len(client.train.y) + (len(client.test.y) + kept if job.what == "evaluate" else 0)
 
 
 def bound(end: Connection, seconds: float) -> None:

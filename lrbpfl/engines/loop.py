@@ -125,7 +125,8 @@ def federate(
     without any leaves the server as it is. The uploads of a round are gathered and judged side by side (memory for a
     cohort of them), and counted all together or, where the server's next state would be unfit, not at all.
     """
-    algorithm, task, _, seed, *_ = engine.setup
+    setup = engine.setup
+    algorithm, task, seed = setup.algorithm, setup.task, setup.seed
     training = engine.setup.training
     if not 1 <= cohort <= len(training):
         raise BadInput(f"a cohort of {cohort} cannot be drawn from {len(training)} clients")
@@ -191,7 +192,7 @@ def judged_clients(setup: Setup, number: int | None, *, new: bool) -> Sequence[i
 
 def _evaluated(engine: Engine, server: Tree, ids: Sequence[int], t: int) -> Iterator[Evaluation]:
     """The evaluations of these clients, in their order; messages are made for some at a time."""
-    algorithm, task, *_ = engine.setup
+    algorithm, task = engine.setup.algorithm, engine.setup.task
     for first in range(0, len(ids), BLOCK):
         yield from engine.evaluate(_messages(algorithm, task, server, ids[first : first + BLOCK]), t)
 
@@ -204,7 +205,7 @@ def _step(
     setup: Setup, server: Tree, messages: Mapping[int, Tree], updates: list[Update], intake: Intake, t: int
 ) -> tuple[Tree, str | None]:
     """The server after round t; or as it was, and why it did not move."""
-    algorithm, task, _, seed, *_ = setup
+    algorithm, task, seed = setup.algorithm, setup.task, setup.seed
     try:
         with one_thread(), dropout_seeded(seed, t, "server", device=setup.device):
             ready = prepared(intake, algorithm, task, server, updates, messages, generator(seed, "privacy", t))
@@ -231,7 +232,7 @@ class _Ledger:
     def gather(self, intake: Intake) -> list[Update]:
         """The updates fit to be averaged; clients without one, or with one that is refused, are named in `failures`."""
         fit = [update for reply in self.engine.update(self.messages, self.t) if (update := self._fit(reply))]
-        algorithm, task, *_ = self.engine.setup
+        algorithm, task = self.engine.setup.algorithm, self.engine.setup.task
         # With noise, who is refused must not depend on others: a clipped move of one client is all that it can change.
         farthest = 0.0 if intake.noise else intake.farthest
         with one_thread():

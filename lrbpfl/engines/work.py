@@ -121,7 +121,8 @@ def check_setup(setup: Setup) -> None:
     check_model(setup.task.model)
     _check_clients(setup)
     _try_model(setup)
-    algorithm, task, _, seed, *_ = granted(setup)
+    setup = granted(setup)
+    algorithm, task, seed = setup.algorithm, setup.task, setup.seed
     algorithm.init_server(task, generator(seed, "server"))
 
 
@@ -228,7 +229,7 @@ def update_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> T
 def evaluate_client(setup: Setup, message: Tree, state: Tree, t: int, k: int) -> Evaluated:
     """Client k's own model after t rounds, on its own test data and on what it kept from training."""
     began = time.perf_counter()
-    algorithm, task, _, seed, *_ = setup
+    algorithm, task, seed = setup.algorithm, setup.task, setup.seed
     client = setup.client(k)
     task, sent, had = lent_task(task), setup.to_device(message), setup.to_device(state)
 

@@ -124,7 +124,7 @@ def versions() -> dict[str, str]:
 
 def description(kind: str, name: str, setup: Setup) -> dict[str, Any]:
     """What all files of a federation say."""
-    algorithm, task, *_ = setup
+    algorithm, task = setup.algorithm, setup.task
     inputs = signature(setup.at_hand[0].train.x)
     return {
         "format": FORMAT,

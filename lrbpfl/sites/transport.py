@@ -8,7 +8,7 @@ What = Literal["open", "update", "evaluate", "close", "ping"]
 
 
 class Lost(NamedTuple):
-    """No answer came from a site, and why, in one word."""
+    """No answer came from a site, and why, in a few words."""
 
     reason: str
 

@@ -202,7 +202,7 @@ def _rounds(running: dict[str, Engine], repeats: int) -> dict[str, float]:
 
 def _round(engine: Engine) -> None:
     """The first round; a client that fails is quick, and must not be taken for a fast one."""
-    algorithm, task, *_ = engine.setup
+    algorithm, task = engine.setup.algorithm, engine.setup.task
     server = algorithm.init_server(task, generator(0, "server"))
     for reply in engine.update({k: algorithm.broadcast(task, server, k) for k in range(CLIENTS)}, 0):
         if reply.failure:

@@ -137,7 +137,7 @@ def _judged(engine: Processes, cohort: int, rounds: int, number: int) -> Figures
 
     Of clients that never took part, if there are any, as most are where there are many.
     """
-    algorithm, task, clients, *_ = engine.setup
+    algorithm, task, clients = engine.setup.algorithm, engine.setup.task, engine.setup.clients
     everybody = range(len(clients))
     known = {k for t in range(rounds) for k in sample_clients(len(clients), cohort, 0, t)}
     chosen = ([k for k in everybody if k not in known] or everybody)[:number]

@@ -35,7 +35,7 @@ def smooth(name: str) -> Setup:
 def learned(setup: Setup, precision: Precision) -> tuple[Tree, Trained, Evaluated]:
     """The first message, and what client 1 makes of it in this precision."""
     setup = granted(setup)._replace(precision=precision)
-    algorithm, task, *_ = setup
+    algorithm, task = setup.algorithm, setup.task
     message = algorithm.broadcast(task, algorithm.init_server(task, generator(0)), 1)
     trained = update_client(setup, message, fresh_state(setup, 1), 0, 1)
     return message, trained, evaluate_client(setup, message, trained.state, 1, 1)

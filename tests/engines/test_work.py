@@ -78,7 +78,7 @@ class Views:
 @pytest.mark.parametrize("name", ["views", *ALGORITHMS])
 def test_own_and_shared_tensors_make_up_the_personal_model(name: str) -> None:
     setup = line(Views()) if name == "views" else noise(ALGORITHMS[name](), nn.Linear(5, 3), (5,))
-    algorithm, task, clients, seed, *_ = setup
+    algorithm, task, clients, seed = setup.algorithm, setup.task, setup.clients, setup.seed
     message = algorithm.broadcast(task, algorithm.init_server(task, generator(seed, "server")), 1)
     state = fresh_state(setup, 1)
     evaluated = evaluate_client(setup, message, state, 2, 1)
@@ -133,7 +133,7 @@ def test_a_client_trains_on_its_training_data() -> None:
 
 def test_what_a_client_kept_from_training_is_predicted_with_the_samples_that_test_data_are() -> None:
     setup = noise(LRBPFL(mask_steps=1), nn.Linear(5, 3), (5,))
-    algorithm, task, clients, seed, *_ = setup
+    algorithm, task, clients, seed = setup.algorithm, setup.task, setup.clients, setup.seed
     message = algorithm.broadcast(task, algorithm.init_server(task, generator(0)), 2)
     state = fresh_state(setup, 2)
     evaluated = evaluate_client(setup, message, state, 4, 2)

@@ -15,7 +15,8 @@ ROUNDS = 20
 
 def before(engine: Engine) -> dict[str, float]:
     """The scores of every client's own model before the first round."""
-    algorithm, task, clients, seed, *_ = engine.setup
+    setup = engine.setup
+    algorithm, task, clients, seed = setup.algorithm, setup.task, setup.clients, setup.seed
     server = algorithm.init_server(task, generator(seed, "server"))
     messages = {k: algorithm.broadcast(task, server, k) for k in range(len(clients))}
     judged = {e.client_id: e.result.predictions for e in engine.evaluate(messages, 0) if e.result}

@@ -84,7 +84,8 @@ def test_bytes_are_those_of_the_cohorts_messages(finished: Path) -> None:
 def test_parameters_are_those_of_the_largest_personal_model(finished: Path) -> None:
     (scores,) = read_summary(finished).values()
     _, config = Run.open(finished)
-    algorithm, task, clients, seed, *_ = build_setup(config)
+    setup = build_setup(config)
+    algorithm, task, clients, seed = setup.algorithm, setup.task, setup.clients, setup.seed
     server = last_server(finished, algorithm.init_server(task, Generator()))
     sizes = []
     for k, client in enumerate(clients):

@@ -89,7 +89,8 @@ class Lending(Serial):
     """Gives clients what it has, and no copies."""
 
     def update(self, messages: Mapping[int, Tree], t: int) -> Iterator[Reply]:
-        algorithm, task, clients, seed, *_ = self.setup
+        setup = self.setup
+        algorithm, task, clients, seed = setup.algorithm, setup.task, setup.clients, setup.seed
         for k, message in messages.items():
             state, train, rng = kept_by(self.setup, self.states, k), clients[k].train, generator(seed, "update", t, k)
             try:

@@ -22,6 +22,7 @@ from lrbpfl.sites.transport import Letter, Lost, What
 CALLS = ("open", "update", "evaluate", "close", "ping")
 PUBLIC = ("config.toml", "metrics.jsonl", "summary.json", "clients.json", "classes.json", ROSTER)
 SHARED = "W-*.safetensors"
+GONE, LATE = "not connected", "no answer in time"
 GRACE = 15.0  # seconds beyond a call's own time limit until we stop waiting for NVFlare to say so
 
 
@@ -39,7 +40,7 @@ class Calls:
         arrived: Queue[tuple[str, Letter | Lost]] = Queue()
         for name, letter in letters.items():
             if name not in self.sites:
-                arrived.put((name, Lost("gone")))
+                arrived.put((name, Lost(GONE)))
                 continue
             wire.count(self.traffic, what, letter, up=False)
             group = collab.get_clients([name])(blocking=False, timeout=float(seconds))
@@ -59,7 +60,7 @@ class Calls:
             except Empty:
                 left -= 0.2
                 if left <= 0:
-                    yield from ((name, Lost("TimeoutError")) for name in sorted(waiting))
+                    yield from ((name, Lost(LATE)) for name in sorted(waiting))
                     return
                 continue
             waiting.discard(name)
@@ -75,7 +76,8 @@ def _collect(name: str, answers: Any, arrived: "Queue[tuple[str, Letter | Lost]]
     try:
         found = [answer for _, answer in answers]
         error = answers.failures.get(name)
-        kind = plain(getattr(error, "cause_type", None) or "gone", 60)
+        cause = plain(getattr(error, "cause_type", None) or GONE, 60)
+        kind = LATE if cause == "TimeoutError" else cause
     except Exception as fault:
         found, kind = [], type(fault).__name__
     if found and isinstance(found[0], dict):
