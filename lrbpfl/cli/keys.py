@@ -10,11 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from lrbpfl.experiments.keys import find_keys
+from lrbpfl.sites.holdings import SETTINGS, SiteSection
+from lrbpfl.sites.job import SitesSection
 
 
 def show(which: str | None, *, as_json: bool) -> None:
     """A table for each section and each algorithm."""
-    found = find_keys(which)
+    found = find_keys(which, {"sites": SitesSection, SETTINGS: SiteSection})
     if as_json:
         print(json.dumps([key._asdict() for key in found]))
         return

@@ -8,7 +8,7 @@ from typing import Any
 from lrbpfl.data import arrays, table_files, tables
 from lrbpfl.data.clients import Integers, Part, assemble
 from lrbpfl.data.datasets import Dataset
-from lrbpfl.data.folder import client_files, load_folder
+from lrbpfl.data.folder import client_files, load_folder, read_client
 from lrbpfl.data.images import load_images, picture_files
 from lrbpfl.disk import usable
 from lrbpfl.errors import BadInput
@@ -117,3 +117,17 @@ def read_path(
     if client or label:
         raise BadInput(f"{client or label!r} names a column, and {path} holds no tables but {found[0]} files")
     return load_images(path) if found[0] == "image" else load_folder(path, integers=integers)
+
+
+def read_place(
+    path: Path, name: str, *, client: str | None = None, label: str | None = None, integers: Integers = "numbers"
+) -> Dataset:
+    """The clients in a file or folder, or one of that name where a file does not tell clients apart."""
+    kind = path.suffix.lower() if path.is_file() else ""
+    if kind == ".npz":
+        return assemble(path.name, [read_client(path)._replace(name=name)], integers=integers)
+    if kind in table_files.SUFFIXES and client is None:
+        table = table_files.read_table(path, (tables.CLIENT, label or tables.LABEL))
+        if tables.CLIENT not in table.columns:
+            return tables.of_clients(table.name, {name: table}, client=None, label=label, integers=integers)
+    return read_path(path, client=client, label=label, integers=integers)

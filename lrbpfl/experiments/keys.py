@@ -8,16 +8,19 @@ import textwrap
 import tokenize
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.experiments.config import SECTIONS, unknown
 
 SIGNS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}
+REQUIRED = "must be given"
+NOTHING: Mapping[str, type[BaseModel]] = {}
 WORDS: dict[Any, str] = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 
 
@@ -30,9 +33,9 @@ class Key(NamedTuple):
     meaning: str
 
 
-def find_keys(which: str | None = None) -> list[Key]:
-    """All keys, or those of one section, one algorithm, or one alone."""
-    found = list(_keys())
+def find_keys(which: str | None = None, further: Mapping[str, type[BaseModel]] = NOTHING) -> list[Key]:
+    """All keys, or those of one section, one algorithm, or one alone; `further` sections are those of others' files."""
+    found = list(_keys(further))
     if which is None:
         return found
     chosen = [key for key in found if key.name == which or key.name.startswith(f"{which}.")]
@@ -42,15 +45,23 @@ def find_keys(which: str | None = None) -> list[Key]:
     return chosen
 
 
-def _keys() -> Iterator[Key]:
-    for section, model in SECTIONS.items():
-        defaults = {name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items()}
-        yield from _of_class(section, model, defaults)
+def _keys(further: Mapping[str, type[BaseModel]]) -> Iterator[Key]:
+    sections: dict[str, type[BaseModel]] = {**SECTIONS, **further}
+    for section, model in sections.items():
+        yield from _of_class(section, model, _defaults(model))
     names = ", ".join(ALGORITHMS)
     yield Key("algorithm.name", "text", "lr-bpfl", f"{names}; or name:preset, name+temper")
     for name, kind in ALGORITHMS.items():
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}
         yield from _of_class(f"algorithm.{name}", kind, defaults)
+
+
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    fields = model.model_fields.items()
+    return {
+        name: REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
+        for name, field in fields
+    }
 
 
 def _of_class(place: str, kind: type[Any], defaults: dict[str, Any]) -> Iterator[Key]:

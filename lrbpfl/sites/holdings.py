@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from pydantic import Field, ValidationError
 
-from lrbpfl.data import DATASETS, Dataset, load
+from lrbpfl.data import Dataset
+from lrbpfl.data.sources import read_place
+from lrbpfl.disk import usable
 from lrbpfl.engines.lazy import Roster
 from lrbpfl.engines.work import ClientData, Setup
 from lrbpfl.errors import BadInput
@@ -28,9 +30,9 @@ SETTINGS = "site.toml"
 class SiteSection(Section):
     """A site's settings."""
 
-    data: str  # where its data lie: what data.dataset may name; relative to this file
-    client_column: str | None = None
-    label_column: str | None = None
+    data: str  # where its data lie: a .csv, .parquet or .npz file, or a folder of such or of images; from this file
+    client_column: str | None = None  # of a table: whose an example is; None: `client`, or all are one client's
+    label_column: str | None = None  # of a table: the label; None: `label`
     store: str = "store"  # where what its clients keep and its models go; relative to this file
     # Clients are known to the hub by the names that the data have, or by the site's name and a number.
     names: Literal["own", "numbers"] = "own"
@@ -71,14 +73,13 @@ def check_steps(job: Job, settings: SiteSection) -> None:
 
 def hold(name: str, job: Job, settings: SiteSection, folder: Path) -> Holding:
     """Load the site's data, with labels numbered as the job says."""
-    path = settings.data if settings.data in DATASETS else str(folder / settings.data)
-    dataset = load(path, client=settings.client_column, label=settings.label_column)
+    about, path = job.about, usable(folder / settings.data)
+    integers: Literal["numbers", "tokens"] = "tokens" if about.kind == "tokens" else "numbers"
+    dataset = read_place(path, name, client=settings.client_column, label=settings.label_column, integers=integers)
     if dataset.owner is None or dataset.client_names is None:
         raise BadInput(f"{path} does not say whose its examples are")
-    about = job.about
-    named = about.features and dataset.feature_names is not None
-    if named and list(dataset.feature_names or ()) != list(about.features):
-        raise Refused("columns")
+    if about.features and dataset.feature_names:
+        dataset = _in_order(dataset, dataset.feature_names, about.features)
     if tuple(dataset.x.shape[1:]) != job.shape or dataset.x.dtype != DTYPES[about.kind]:
         raise Refused("columns")
     own = [client if settings.names == "own" else f"{name}-{i}" for i, client in enumerate(dataset.client_names)]
@@ -86,6 +87,13 @@ def hold(name: str, job: Job, settings: SiteSection, folder: Path) -> Holding:
         raise BadInput("a client's name is too long or cannot be printed")
     rows = {client: np.flatnonzero(dataset.owner == i) for i, client in enumerate(own)}
     return Holding(settings=settings, dataset=_renumbered(dataset, about.classes), rows=rows)
+
+
+def _in_order(dataset: Dataset, own: tuple[str, ...], wanted: tuple[str, ...]) -> Dataset:
+    """The dataset with its columns in the job's order; whatever else the table has stays out."""
+    if not set(own) >= set(wanted):
+        raise Refused("columns")
+    return dataset._replace(x=dataset.x[:, [own.index(feature) for feature in wanted]], feature_names=wanted)
 
 
 def setup_of(job: Job, holding: Holding, ids: Mapping[str, int], total: int) -> Setup:

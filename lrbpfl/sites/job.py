@@ -35,7 +35,7 @@ class SitesSection(Section):
     classes: Annotated[tuple[Text | int, ...], Field(min_length=2), Several]
     features: Annotated[tuple[Text, ...], Several] = ()  # a table's columns, as sites have them, in this order
     inputs: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=5), Several] = ()  # shape of an example
-    kind: Literal["features", "images", "tokens"] = "features"
+    kind: Literal["features", "images", "tokens"] = "features"  # of inputs: numbers, pixels or token ids
     names: Annotated[tuple[Text, ...], Several] = ()  # of the sites; empty: all that are connected
     minimum: Annotated[int, Field(ge=1)] | None = None  # sites without which no round is begun; None: all named ones
     patience: Annotated[float, Field(gt=0, le=10**7)] = 600.0  # seconds to wait for so many

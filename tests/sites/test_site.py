@@ -10,7 +10,9 @@ import torch
 
 import lrbpfl
 from lrbpfl.engines.serial import Serial
+from lrbpfl.sites.holdings import hold, settings_of
 from lrbpfl.sites.hub import lead
+from lrbpfl.sites.job import parse
 from lrbpfl.sites.site import Site
 from tests.sites.post import Post, copied
 
@@ -115,6 +117,35 @@ def test_other_data_than_the_job_names_are_refused(
     site = Site("site-1", sites["site-1"], asked, Serial)
     assert site.answer("open", {"run": asked["run"], "leg": 1})["error"] == code
     site.end()
+
+
+def test_a_site_is_one_client_where_its_data_tell_none_apart(
+    job: Making, sites: dict[str, Path], tmp_path: Path
+) -> None:
+    root, asked = sites["site-1"], job(cohort=1)
+    table = [line.split(",") for line in (root / "own.csv").read_text().splitlines()]
+    with (root / "one.csv").open("w") as file:  # its columns in another order, and one more
+        file.writelines(",".join([*reversed(row[1:]), "7" if i else "ward"]) + "\n" for i, row in enumerate(table))
+    x, y = np.array([row[1:-1] for row in table[1:]], np.float32), np.array([row[-1] for row in table[1:]])
+    np.savez(root / "one.npz", x=x, y=y)
+    found = []
+    for data in ("one.csv", "one.npz"):
+        label = 'label_column = "vowel"\n' if data.endswith("csv") else ""
+        (root / "site.toml").write_text(f'data = "{data}"\n{label}')
+        settings, folder = settings_of(root)
+        holding = hold("north", parse(asked), settings, folder)
+        assert list(holding.rows) == ["north"]
+        found.append(holding.dataset)
+    assert torch.equal(found[0].x, found[1].x) and torch.equal(found[0].y, found[1].y)
+    assert found[0].x.shape == (len(table) - 1, 10)
+
+
+def test_tokens_are_tokens(job: Making, sites: dict[str, Path]) -> None:
+    root = sites["site-1"]
+    np.savez(root / "text.npz", x=np.arange(12).reshape(4, 3), y=np.array(["hid", "had", "hid", "had"]))
+    (root / "site.toml").write_text('data = "text.npz"\n')
+    asked = parse(job(about={"features": [], "inputs": [3], "kind": "tokens"}))
+    assert hold("north", asked, *settings_of(root)).dataset.x.dtype == torch.int64
 
 
 def test_data_that_change_during_a_run_are_refused(letter: tuple[dict[str, Any], Path, dict[str, Any]]) -> None:
