@@ -76,16 +76,16 @@ def hold(name: str, job: Job, settings: SiteSection, folder: Path) -> Holding:
     about, path = job.about, usable(folder / settings.data)
     integers: Literal["numbers", "tokens"] = "tokens" if about.kind == "tokens" else "numbers"
     dataset = read_place(path, name, client=settings.client_column, label=settings.label_column, integers=integers)
-    if dataset.owner is None or dataset.client_names is None:
-        raise BadInput(f"{path} does not say whose its examples are")
+    owner, names = dataset.owner, dataset.client_names
+    assert owner is not None and names is not None  # what was read from a place has them
     if about.features and dataset.feature_names:
         dataset = _in_order(dataset, dataset.feature_names, about.features)
     if tuple(dataset.x.shape[1:]) != job.shape or dataset.x.dtype != DTYPES[about.kind]:
         raise Refused("columns")
-    own = [client if settings.names == "own" else f"{name}-{i}" for i, client in enumerate(dataset.client_names)]
+    own = [client if settings.names == "own" else f"{name}-{i}" for i, client in enumerate(names)]
     if not all(map(is_name, own)):
         raise BadInput("a client's name is too long or cannot be printed")
-    rows = {client: np.flatnonzero(dataset.owner == i) for i, client in enumerate(own)}
+    rows = {client: np.flatnonzero(owner == i) for i, client in enumerate(own)}
     return Holding(settings=settings, dataset=_renumbered(dataset, about.classes), rows=rows)
 
 
