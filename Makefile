@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test docs install lint types tests wheel
+.PHONY: demo test docs install lint types tests nightly wheel
 
 demo: install
 	$(BIN)/lrbpfl compare
@@ -30,6 +30,11 @@ types: install
 
 tests: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# What takes too long for every change.
+nightly: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m nightly
+	LRBPFL_FUZZ=10 $(BIN)/python -m pytest -n 2 tests/fuzz
 
 # What a release holds, in dist/, tried in an empty environment.
 wheel: install

@@ -87,16 +87,17 @@ def test_the_bits_of_one_machine(algorithm: str, speakers: Speakers, running: Ru
 def test_a_killed_server_ends_in_the_bits_of_an_undisturbed_run(
     speakers: Speakers, running: Running, tmp_path: Path
 ) -> None:
-    job = speakers.ask("server", 40)
+    job = speakers.ask("server", 25)
     run = started(speakers, job, tmp_path, rounds=3)
     send(processes(speakers.server), signal.SIGKILL)
     time.sleep(2)
-    assert speakers.rounds(job["run"]) < 40
+    assert speakers.rounds(job["run"]) < 25
     running.start(speakers.server)
     assert run.end()["leg"] == 2
     assert trees.equal(speakers.network(job["run"]), network(alone(job, speakers.kits)))
 
 
+@pytest.mark.nightly
 def test_a_killed_site_and_a_killed_job_are_back_with_the_right_states(
     speakers: Speakers, running: Running, tmp_path: Path
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_killed_site_and_a_killed_job_are_back_with_the_right_states(
     assert trees.equal(speakers.network(job["run"]), network(alone(job, speakers.kits, took_part)))
 
 
+@pytest.mark.nightly
 def test_a_frozen_site_costs_a_deadline(speakers: Speakers, running: Running, tmp_path: Path) -> None:
     job = speakers.ask("frozen", 60, deadline=10.0)
     run = started(speakers, job, tmp_path, rounds=3)
