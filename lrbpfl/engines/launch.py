@@ -1,11 +1,14 @@
 """How a worker process comes to life, and how what the parent knows reaches it, whatever the platform."""
 
+import gc
 import multiprocessing
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from threading import Lock
@@ -26,6 +29,8 @@ from lrbpfl.trees import Tree
 Start = Literal[
     "auto", "fork", "forkserver", "spawn"
 ]  # auto: fork on Linux if clients run on the CPU and it works; else spawn
+
+TRIAL = 10  # seconds that a fork has to compute a gradient
 
 _main_is_hidden = Lock()
 
@@ -48,14 +53,17 @@ def method(start: Start, device: str) -> str:
 def forks_learn() -> bool:
     """Whether a fork of this process computes gradients.
 
-    Not where torch holds threads for a GPU, used or not; and where a Ray has run, forks of some Pythons die. One is
-    tried, as what this process has done since the last time may matter.
+    Not where torch holds threads for a GPU, used or not. One is tried each time, for so many seconds: what this process
+    has done in between may matter.
     """
     _gradient()  # which starts such threads
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         child = os.fork()
     if child == 0:
+        gc.freeze()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(TRIAL)
         try:
             _gradient()
         except RuntimeError:
@@ -139,11 +147,18 @@ def launch(how: str, serve: Callable[..., None], setup: Setup | Parcel, slot: Te
         context.set_forkserver_preload(["lrbpfl.engines.processes", "torch._dynamo"])
     ours, theirs = context.Pipe()
     forked = how == "fork"
-    process = context.Process(target=serve, args=(setup, Pipe(theirs, forked=forked), slot), daemon=True)
+    begin = partial(_forked, serve) if forked else serve
+    process = context.Process(target=begin, args=(setup, Pipe(theirs, forked=forked), slot), daemon=True)
     with nullcontext() if forked else hidden_main():  # a fork runs nothing again, and keeps what it sees
         process.start()
     theirs.close()
     return process, Pipe(ours, forked=forked)
+
+
+def _forked(serve: Callable[..., None], *about: Any) -> None:
+    """A fork's work. What its parent let go is never collected here: ending a Ray's objects may lock or kill a fork."""
+    gc.freeze()
+    serve(*about)
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 """Workers of every kind: from scripts as people write them, and gone when their parent is."""
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -153,6 +155,41 @@ def test_a_way_that_cannot_work_is_refused(start: Start, device: str, words: str
 def test_forks_are_for_the_cpu_only() -> None:
     assert method("auto", "cuda:1") == "spawn"
     assert method("auto", "cpu") == ("fork" if sys.platform == "linux" and launch.forks_learn() else "spawn")
+
+
+class Lethal:
+    """Ends a fork that collects it."""
+
+    def __init__(self) -> None:
+        self.itself, self.parent = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.parent:
+            os._exit(11)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_fork_does_not_collect_what_its_parent_let_go() -> None:
+    def collects(setup: object, pipe: launch.Pipe, slot: torch.Tensor) -> None:
+        gc.collect()
+        pipe.send("alive")
+
+    gc.disable()
+    try:
+        Lethal()
+        process, pipe = launch.launch("fork", collects, line(Scripted()), torch.empty(1))
+    finally:
+        gc.enable()
+    assert pipe.recv() == "alive"
+    process.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_fork_that_hangs_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = os.getpid()
+    monkeypatch.setattr(launch, "TRIAL", 1)
+    monkeypatch.setattr(launch, "_gradient", lambda: None if os.getpid() == parent else time.sleep(60))
+    assert not launch.forks_learn()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
