@@ -1,5 +1,6 @@
 """What a site answers, and what it refuses to."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,22 @@ def test_what_a_client_raises_leaves_as_a_type(
     assert answer["clients"]["0"] == {"error": "training", "type": "ValueError"}
     assert "patient" not in str(answer) and "patient 17" in (root / "store" / "site.log").read_text()
     site.end()
+
+
+@pytest.mark.parametrize("limit", ["seconds = 0.01", "memory = 0.05"])
+def test_work_beyond_a_sites_limits_is_ended(letter: tuple[dict[str, Any], Path, dict[str, Any]], limit: str) -> None:
+    if limit.startswith("memory") and sys.platform != "linux":
+        pytest.skip("memory is bounded on Linux alone")
+    asked, root, first = letter
+    with (root / "site.toml").open("a") as file:
+        file.write(f"{limit}\n")
+    site, stamp = Site("site-1", root, asked), {"run": asked["run"], "leg": 2}  # with the workers that sites have
+    site.answer("open", stamp)
+    site.answer("open", {**stamp, "of": 6, "rounds": 0, "ids": {"0": 0, "1": 1}})
+    answer = site.answer("update", {**copied(first), "leg": 2})
+    site.end()
+    assert answer["clients"] == {k: {"error": "training", "type": "Failure"} for k in ("0", "1")}
+    assert "its worker" in (root / "store" / "site.log").read_text()
 
 
 def test_a_site_has_its_models_at_the_end(letter: tuple[dict[str, Any], Path, dict[str, Any]]) -> None:
