@@ -29,7 +29,7 @@ types: install
 	$(BIN)/mypy
 
 tests: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What takes too long for every change.
 nightly: install

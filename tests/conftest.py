@@ -34,8 +34,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A Ray leaves threads behind, with which later forks of the same process may die: its tests come last."""
-    items.sort(key=lambda item: item.path.name == "test_ray.py" or item.name == "test_a_cluster_gives_the_same_bits")
+    """Long ones first, and last those that leave a Ray behind: later forks of the same process may die of it."""
+
+    def place(item: pytest.Item) -> int:
+        if item.path.name == "test_ray.py" or item.name == "test_a_cluster_gives_the_same_bits":
+            return 2
+        return 0 if item.get_closest_marker("sites") else 1
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)

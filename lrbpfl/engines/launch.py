@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, Literal, NamedTuple, get_args
 
 # Bytes made here go through a pipe between a parent and its own workers, or through a Ray cluster that the user chose
@@ -32,13 +32,16 @@ Start = Literal[
 
 TRIAL = 10  # seconds that a fork has to compute a gradient
 
+ray_ran = Event()  # in this process, whose forks may lock or die from then on
+
 _main_is_hidden = Lock()
 
 
 def method(start: Start, device: str) -> str:
     """The start method meant, if this platform has it and this device bears it."""
     if start == "auto":  # forked workers share the data with this process, but a fork of a GPU's user cannot use it
-        return "fork" if sys.platform == "linux" and device == "cpu" and forks_learn() else "spawn"
+        is_fit = sys.platform == "linux" and device == "cpu" and not ray_ran.is_set()
+        return "fork" if is_fit and forks_learn() else "spawn"
     known = multiprocessing.get_all_start_methods()
     if start not in known:
         allowed = ", ".join(name for name in get_args(Start) if name in ("auto", *known))

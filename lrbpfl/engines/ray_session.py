@@ -9,6 +9,7 @@ import sys
 from threading import Lock
 from types import ModuleType
 
+from lrbpfl.engines.launch import ray_ran
 from lrbpfl.errors import BadInput
 
 ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
@@ -43,6 +44,7 @@ def enter(workers: int, address: str) -> None:
         else:
             _start(ray, workers, address)
             _ours, _users = True, 0
+        ray_ran.set()
         _users += 1
 
 

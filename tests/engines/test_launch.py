@@ -154,7 +154,15 @@ def test_a_way_that_cannot_work_is_refused(start: Start, device: str, words: str
 
 def test_forks_are_for_the_cpu_only() -> None:
     assert method("auto", "cuda:1") == "spawn"
-    assert method("auto", "cpu") == ("fork" if sys.platform == "linux" and launch.forks_learn() else "spawn")
+    is_fit = sys.platform == "linux" and not launch.ray_ran.is_set() and launch.forks_learn()
+    assert method("auto", "cpu") == ("fork" if is_fit else "spawn")
+
+
+def test_where_a_ray_ran_nobody_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = threading.Event()
+    ran.set()
+    monkeypatch.setattr(launch, "ray_ran", ran)
+    assert method("auto", "cpu") == "spawn"
 
 
 class Lethal:
