@@ -28,8 +28,9 @@ lint: install
 types: install
 	$(BIN)/mypy
 
+# Three workers on two cores: those that start a server and sites mostly wait.
 tests: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # What takes too long for every change.
 nightly: install
