@@ -44,7 +44,7 @@ class Confirmed:
                 self._counted.setdefault(k, [0]).append(counted)
 
     def get(self, k: int, fresh: Callable[[], Tree]) -> Tree:
-        """Nothing that a client keeps is here."""
+        """Nothing that a client keeps is here; the hub's engine never asks, and who does has a mistake."""
         raise NotImplementedError("what clients keep is at their sites")
 
     def stage(self, k: int, rounds: int, state: Tree) -> None:

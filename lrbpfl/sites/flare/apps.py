@@ -9,7 +9,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
-from nvflare.collab import collab
+from nvflare.collab import collab  # it has no types, so its decorators below are untyped
 from nvflare.collab.api.exceptions import RunAborted
 
 from lrbpfl.disk import write_file
