@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lrbpfl import trees
+from lrbpfl.core.precision import native_bf16
 from lrbpfl.disk import locked, write_file
 from lrbpfl.engines import privacy
 from lrbpfl.engines.loop import Engine, Evaluation, Observer, Round, federate
@@ -28,6 +29,8 @@ SCORES = (  # what summary.json holds of `summarise`, and of sets
     "ece_worst_decile", "ece_floor_mean", "ece_floor_worst", "ece_debiased_mean", "total", "aleatoric", "epistemic",
     "clients", "examples", *SETS,
 )  # fmt: skip
+
+SLOW_BF16 = "this CPU does not multiply in bfloat16 itself: learning in it may take longer here than in float32"
 
 NOBODY = Verdict(pooled={}, pooled_new={})
 
@@ -107,6 +110,8 @@ def read_summary(path: Path) -> dict[str, Any]:
 def _go(run: Run, config: Config, setup: Setup, progress: Progress, *, new: bool = False) -> dict[str, Any]:
     """Train and judge; nothing is written of a new run for which there is no engine."""
     setup = granted(setup)
+    if config.federation.precision == "bf16" and setup.device == "cpu" and not native_bf16():
+        progress.tell(SLOW_BF16)
     with closing(build_engine(config, setup, run.states)) as engine:
         if new:
             run.begin(config, made_with(setup))

@@ -19,6 +19,7 @@ from lrbpfl.core.descent import Data
 from lrbpfl.core.inputs import Inputs, length
 from lrbpfl.core.network import Params
 from lrbpfl.engines.work import evaluate_client
+from lrbpfl.experiments import runner
 from lrbpfl.experiments.build import build_setup
 from lrbpfl.experiments.results import read_class_names, read_client_names
 from lrbpfl.experiments.runner import Progress, read_summary, resume, start
@@ -293,3 +294,16 @@ def test_the_summary_tells_the_mean_rank_that_clients_keep(configure: Configure,
     kept = {line["client"]: line["value"] for line in told}
     assert len({line["value"] for line in told}) > 1  # some gates closed on the way
     assert summary["rank"] == pytest.approx(statistics.fmean(kept.values()))
+
+
+@pytest.mark.parametrize(
+    ("native", "precision", "told"), [(False, "bf16", 1), (True, "bf16", 0), (False, "float32", 0)]
+)
+def test_bf16_is_remarked_where_the_cpu_has_none(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool, precision: str, told: int
+) -> None:
+    monkeypatch.setattr(runner, "native_bf16", lambda: native)
+    heard: list[str] = []
+    config = configure(federation={"precision": precision})
+    start(config, tmp_path / "run", build_setup(config), Progress(tell=heard.append))
+    assert heard == told * [runner.SLOW_BF16]
