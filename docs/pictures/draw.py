@@ -12,6 +12,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lrbpfl.studies import printed
+
 HERE = Path(__file__).parent
 STUDIES = HERE.parent / "studies"
 OURS, OTHERS, PRINTED, PALE = "#c1440e", "#34495e", "#8e8e8e", "#dddddd"
@@ -21,6 +23,14 @@ NLL, ECE = "NLL, nats", "ECE, all clients pooled (floor; 95 % interval of a sing
 WORST = "ECE of the worst client (floor)"
 METHODS = ("lr-bpfl", "pfedgp", "fedavg-ft", "fedavg-ft+temper", "fedavg", "local", "per-fedavg", "pfedme", "fedbe")
 METHODS += ("metavd", "pfedbayes")
+LINES = {  # colour and style of a method over rounds
+    "lr-bpfl": (OURS, "o-"),
+    "lr-bpfl:paper": (OURS, "s:"),
+    "pfedgp": ("#7d5ba6", "^-"),
+    "pfedbayes": ("#b8860b", "v-"),
+    "fedavg-ft": ("#2a7f62", "P-"),
+    "fedavg": (OTHERS, "x-"),
+}
 
 
 def read(name: str) -> list[Row]:
@@ -134,6 +144,30 @@ def onboarding(rows: Sequence[Row]) -> Figure:
     return figure
 
 
+def rounds(rows: Sequence[Row]) -> Figure:
+    """Accuracy and ECE over the rounds of the paper's own federation; printed values behind the last round."""
+    figure = Figure(figsize=(9.2, 3.2), layout="constrained", facecolor="white")
+    columns = {
+        "accuracy": ("accuracy", {name: values[0] / 100 for name, values in printed.ACCURACY_SMALL.items()}),
+        "ece_pooled": ("ECE, all clients pooled", {name: ece[0][0] for name, ece in printed.CALIBRATION.items()}),
+    }
+    for place, (column, (title, paper)) in enumerate(columns.items()):
+        axes = figure.add_subplot(1, 2, place + 1)
+        for name, (colour, style) in LINES.items():
+            found = [(int(row["round"]), float(row[column])) for row in rows if row["algorithm"] == name]
+            if found:
+                axes.plot(*zip(*found, strict=True), style, color=colour, label=name, ms=4.5, clip_on=False)
+            value = paper.get(name.removesuffix(":paper"))
+            if found and value is not None:
+                axes.plot([1060], [value], "D", mfc="white", mec=colour, ms=5, clip_on=False)
+        axes.set(xlabel="rounds", title=title, xlim=(150, 1080), xticks=range(200, 1001, 200))
+        axes.set_ylim(0, 1 if column == "accuracy" else 0.4)
+        axes.grid(color=PALE, lw=0.6)
+        if place == 1:
+            axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0))
+    return figure
+
+
 def save(figure: Figure, name: str) -> None:
     """Write an SVG, the same bytes for the same figures."""
     file = io.BytesIO()
@@ -155,6 +189,7 @@ def main() -> None:
         save(panels(table2, {ECE: "ECE"}, [cifar[0], cifar[1], cifar[3]], 3, True), "paper-calibration.svg")
         save(forest([row for row in read("one-change.csv") if row["nll_change"]]), "one-change.svg")
         save(onboarding(read("onboarding.csv")), "onboarding.svg")
+        save(rounds(read("paper-scale.csv")), "paper-scale.svg")
 
 
 if __name__ == "__main__":

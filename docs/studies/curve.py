@@ -1,11 +1,14 @@
-"""What a run's record says of all clients together, round by round where they were judged, as CSV.
+"""What a run's record says of all clients together, round by round where they were judged, as rows of a CSV.
 
-python docs/studies/curve.py runs/mine docs/studies/mine.csv "the command that made it"
+    python docs/studies/curve.py runs/mine docs/studies/paper-scale.csv
+
+Rows of the run's algorithm are replaced; the others and the comments stay.
 """
 
 import csv
 import json
 import sys
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
@@ -13,8 +16,8 @@ from statistics import fmean
 SCORES = ("accuracy", "nll", "ece_pooled", "ece_pooled_low", "ece_pooled_high", "ece_pooled_floor", "ece_worst")
 
 
-def main(run: Path, out: Path, command: str) -> None:
-    """Write the CSV; the loss is the mean over the last ten rounds before."""
+def curve(run: Path) -> list[dict[str, str]]:
+    """A row for each round in which clients were judged; the loss is the mean over the last ten rounds before."""
     scores: dict[int, dict[str, float]] = defaultdict(dict)
     losses: dict[int, list[float]] = defaultdict(list)
     for line in (run / "metrics.jsonl").read_text().splitlines():
@@ -23,14 +26,30 @@ def main(run: Path, out: Path, command: str) -> None:
             scores[found["round"]][found["metric"]] = found["value"]
         elif found.get("metric") == "loss":
             losses[found["round"]].append(found["value"])
+    name = tomllib.loads((run / "config.toml").read_text())["algorithm"]["name"]
+    return [
+        {
+            "algorithm": name,
+            "round": str(number),
+            "loss": f"{fmean(loss for t in range(number - 9, number + 1) for loss in losses[t]):.4f}",
+            **{score: f"{told[score]:.4f}" for score in SCORES},
+        }
+        for number, told in sorted(scores.items())
+    ]
+
+
+def main(run: Path, out: Path) -> None:
+    """Put the run's rows into the CSV."""
+    lines = out.read_text().splitlines() if out.exists() else []
+    comments, rows = ([line for line in lines if line.startswith("#") is told] for told in (True, False))
+    new = curve(run)
+    others = [row for row in csv.DictReader(rows) if row["algorithm"] != new[0]["algorithm"]]
     with out.open("w", newline="") as file:
-        file.write(f"# {command}\n")
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["round", "loss", *SCORES])
-        for number, told in sorted(scores.items()):
-            recent = [loss for t in range(number - 9, number + 1) for loss in losses[t]]
-            writer.writerow([number, f"{fmean(recent):.4f}", *(f"{told[name]:.4f}" for name in SCORES)])
+        file.writelines(f"{line}\n" for line in comments)
+        writer = csv.DictWriter(file, new[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(others + new)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
