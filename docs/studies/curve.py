@@ -43,6 +43,8 @@ def main(run: Path, out: Path) -> None:
     lines = out.read_text().splitlines() if out.exists() else []
     comments, rows = ([line for line in lines if line.startswith("#") is told] for told in (True, False))
     new = curve(run)
+    if not new:
+        sys.exit(f"{run}: no round was judged yet")
     others = [row for row in csv.DictReader(rows) if row["algorithm"] != new[0]["algorithm"]]
     with out.open("w", newline="") as file:
         file.writelines(f"{line}\n" for line in comments)
