@@ -1,7 +1,7 @@
 """An algorithm that breaks a promise is told which one."""
 
 import dataclasses
-import os
+import multiprocessing
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -117,11 +117,10 @@ class KnowsItsIds(FedAvg):
 
 
 class AsksWhere(FedAvg):
-    home = os.getpid()
-
     def client_update(self, task: Task, message: Params, client: None, data: Data, rng: Generator) -> Trained:
         upload, kept, info = super().client_update(task, message, client, data, rng)
-        return trees.tree_map(lambda w: w + float(os.getpid() != self.home), upload), kept, info
+        in_worker = multiprocessing.parent_process() is not None  # however it was started
+        return trees.tree_map(lambda w: w + float(in_worker), upload), kept, info
 
 
 class Unnamed(FedAvg):
