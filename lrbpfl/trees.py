@@ -120,9 +120,16 @@ def fault(tree: Tree, template: Tree, *, infinite: bool = False) -> str | None:
             return f"{name} has shape {tuple(leaf.shape)}, not {tuple(model.shape)}"
         if leaf.dtype != model.dtype:
             return f"{name} has dtype {leaf.dtype}, not {model.dtype}"
-        if leaf.is_floating_point() and not bool((~leaf.isnan() if infinite else leaf.isfinite()).all()):
+        if leaf.is_floating_point() and not _numbers(leaf, infinite):
             return f"{name} holds numbers that are not finite"
     return None
+
+
+def _numbers(leaf: Tensor, infinite: bool) -> bool:
+    """Whether all are numbers, finite ones unless they may be infinite."""
+    if bool(leaf.sum().isfinite()):  # then all are finite; one pass over memory instead of five
+        return True
+    return bool((~leaf.isnan() if infinite else leaf.isfinite()).all())
 
 
 def typed(kind: Any, named: Mapping[str, Tensor]) -> Tree:

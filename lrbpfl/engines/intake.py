@@ -84,7 +84,13 @@ def too_far(
     medians = {name: 0.0 for lengths in reach.values() for name in lengths}
     if len(reach) >= FEW:
         medians = {name: median_low(lengths[name] for lengths in reach.values()) for name in medians}
-    found = {k: _farthest(lengths, medians, _sizes(messages[k], sums), farthest) for k, lengths in reach.items()}
+    sizes: dict[tuple[int, ...], dict[str, float]] = {}  # most algorithms send everybody the same tensors
+    found = {}
+    for k, lengths in reach.items():
+        same = tuple(map(id, moving(messages[k], sums).values()))
+        if same not in sizes:
+            sizes[same] = _sizes(messages[k], sums)
+        found[k] = _farthest(lengths, medians, sizes[same], farthest)
     enough = len(reach) >= FEW
     return {k: f"{far.what} moved {far.length:.2g}, {far.beside(enough)}" for k, far in found.items() if far}
 
@@ -116,7 +122,10 @@ def _farthest(
 def moves(upload: Tree, message: Tree, sums: Sequence[str] = ()) -> Moves:
     """By how much the tensors of an upload differ from its message, but for sums."""
     sent = dict(trees.named_leaves(message))
-    return {name: leaf.double() - sent[name].double() for name, leaf in moving(upload, sums).items()}
+    return {
+        name: leaf.to(torch.float64, copy=True).add_(sent[name], alpha=-1)
+        for name, leaf in moving(upload, sums).items()
+    }
 
 
 def moving(tree: Tree, sums: Sequence[str]) -> dict[str, Tensor]:
@@ -125,7 +134,10 @@ def moving(tree: Tree, sums: Sequence[str]) -> dict[str, Tensor]:
 
 
 def length(move: Tensor) -> float:
-    """The Euclidean norm of a tensor in float64, whatever its size: no square overflows."""
+    """The Euclidean norm of a tensor in float64, whatever its size: no square overflows or vanishes."""
+    norm = float(torch.linalg.vector_norm(move))
+    if 1e-100 < norm < math.inf:
+        return norm
     largest = move.abs().max().item() if move.numel() else 0.0
     if largest == 0 or math.isinf(largest):
         return largest
