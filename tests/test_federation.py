@@ -63,7 +63,7 @@ print(len(multiprocessing.active_children()), sorted(federation.scores), federat
 QUICKLY = "lrbpfl.LRBPFL(mask_steps=2, model_steps=2, predict_samples=2, calibration=0.0)"
 
 
-@pytest.mark.parametrize("start", ["auto", "forkserver", "spawn"])
+@pytest.mark.parametrize("start", ["auto", "spawn"])
 def test_a_script_without_a_guard(tmp_path: Path, start: str) -> None:
     """Once as a file, with workers that start anew; once as a notebook would, from a stream."""
     text = SCRIPT.replace("ALGORITHM", QUICKLY).replace("START", repr(start))

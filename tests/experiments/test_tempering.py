@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lrbpfl.algorithms import ALGORITHMS
 from lrbpfl.core.descent import Data
 from lrbpfl.engines.loop import federate
 from lrbpfl.engines.serial import Serial
@@ -52,8 +51,8 @@ def run(config: Config, path: Path, **kept: int) -> tuple[dict[str, Any], dict[s
     return summary[config.algorithm_name], load_file(path / "predictions.safetensors"), last
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_can_be_tempered(name: str, configure: Configure, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["lr-bpfl", "fedavg", "pfedgp"])  # masks, one network, no network's softmax
+def test_an_algorithm_can_be_tempered(name: str, configure: Configure, tmp_path: Path) -> None:
     """At every temperature what is written is the plain run's probabilities to the power 1 / T."""
     small = {"rounds": 2, "evaluate_every": 1}
     plain, before, none = run(configure(federation=small, algorithm={"name": name}), tmp_path / "plain")

@@ -38,13 +38,16 @@ def server_of(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", names())
-def test_the_same_bits_as_on_one_machine(name: str, job: Making, sites: dict[str, Path], tmp_path: Path) -> None:
+def test_a_run_has_the_bits_of_one_machine_and_sends_what_the_docs_name(
+    name: str, job: Making, sites: dict[str, Path], tmp_path: Path
+) -> None:
     asked = with_public(job, name, tmp_path)
     post = Post(sites, asked)
     outcome = lead(post, tmp_path, asked, lambda: False)
     post.end()
     assert outcome["error"] is None and outcome["complete"] and not outcome["lost"]
     assert trees.equal(server_of(tmp_path / "runs" / asked["run"]), network(alone(asked, sites)))
+    only_what_the_docs_name(asked, post)
 
 
 STAMP = {"/run", "/leg", "/t"}
@@ -52,14 +55,8 @@ CALIBRATION = ("nll", "brier", "ece", "mce", "ece_floor", "ece_debiased")
 SCORES = ("accuracy", *CALIBRATION, "total", "aleatoric", "epistemic", "examples")
 
 
-@pytest.mark.parametrize("name", names())
-def test_what_leaves_a_site_is_what_the_docs_name(
-    name: str, job: Making, sites: dict[str, Path], tmp_path: Path
-) -> None:
-    asked = with_public(job, name, tmp_path)
-    post = Post(sites, asked)
-    lead(post, tmp_path, asked, lambda: False)
-    post.end()
+def only_what_the_docs_name(asked: dict[str, Any], post: Post) -> None:
+    """What left the sites, letter by letter."""
     shapes = {key: leaf.shape for key, leaf in server_like(asked).items()}
     for what, _, way, letter in post.letters:
         if way == "there":

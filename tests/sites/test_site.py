@@ -56,30 +56,28 @@ def test_old_letters_are_refused(letter: tuple[dict[str, Any], Path, dict[str, A
     site.end()
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda letter: letter["common"].popitem(),
-        lambda letter: letter["common"].update(extra=torch.zeros(1)),
-        lambda letter: letter["common"].update({key: leaf.double() for key, leaf in letter["common"].items()}),
-        lambda letter: letter["common"].update({key: leaf * torch.nan for key, leaf in letter["common"].items()}),
-        lambda letter: letter["common"].update({key: leaf.to_sparse() for key, leaf in letter["common"].items()}),
-        lambda letter: letter.update(counted={**letter["counted"], "4": {"now": 0, "earlier": 0}}),
-        lambda letter: letter["counted"]["0"].update(now=-1),
-        lambda letter: letter.update(t=True),
-        lambda letter: letter.update(t=99),
-        lambda letter: letter.update(own=[]),
-    ],
+SPOILS: tuple[Callable[[dict[str, Any]], Any], ...] = (
+    lambda letter: letter["common"].popitem(),
+    lambda letter: letter["common"].update(extra=torch.zeros(1)),
+    lambda letter: letter["common"].update({key: leaf.double() for key, leaf in letter["common"].items()}),
+    lambda letter: letter["common"].update({key: leaf * torch.nan for key, leaf in letter["common"].items()}),
+    lambda letter: letter["common"].update({key: leaf.to_sparse() for key, leaf in letter["common"].items()}),
+    lambda letter: letter.update(counted={**letter["counted"], "4": {"now": 0, "earlier": 0}}),
+    lambda letter: letter["counted"]["0"].update(now=-1),
+    lambda letter: letter.update(t=True),
+    lambda letter: letter.update(t=99),
+    lambda letter: letter.update(own=[]),
 )
-def test_letters_that_are_not_in_order_are_refused(
-    letter: tuple[dict[str, Any], Path, dict[str, Any]], spoil: Callable[[dict[str, Any]], None]
-) -> None:
+
+
+def test_letters_that_are_not_in_order_are_refused(letter: tuple[dict[str, Any], Path, dict[str, Any]]) -> None:
     asked, root, first = letter
-    site = opened(asked, root, leg=2)
-    bad = {**copied(first), "leg": 2}
-    spoil(bad)
-    assert site.answer("update", bad) == {"error": "letter", "type": "Refused"}
-    site.end()
+    for leg, spoil in enumerate(SPOILS, 2):
+        site = opened(asked, root, leg)
+        bad = {**copied(first), "leg": leg}
+        spoil(bad)
+        assert site.answer("update", bad) == {"error": "letter", "type": "Refused"}, leg
+        site.end()
 
 
 def test_a_missing_state_is_told_and_nothing_is_made_up(letter: tuple[dict[str, Any], Path, dict[str, Any]]) -> None:

@@ -51,6 +51,7 @@ def test_a_run_ends_with_its_public_files(federation: Federation, running: Runni
     assert not any(b"a secret text" in text for text in texts)
 
 
+@pytest.mark.nightly
 def test_a_killed_job_process_costs_one_leg(federation: Federation, running: Running, tmp_path: Path) -> None:
     run = Supervised(federation, federation.job("job", 20), tmp_path)
     run.until_round(3)
