@@ -216,6 +216,14 @@ def test_no_fault_in_a_sound_tree() -> None:
     assert trees.fault(example(), trees.tree_map(torch.zeros_like, example())) is None
 
 
+def test_numbers_are_judged_one_by_one_whatever_their_sum() -> None:
+    large, opposite, none = torch.full((2,), 3e38), torch.tensor([math.inf, -math.inf]), torch.tensor([math.nan, 1])
+    assert trees.fault(large, large) is None
+    assert trees.fault(opposite, large) is not None
+    assert trees.fault(opposite, large, infinite=True) is None
+    assert trees.fault(none, large, infinite=True) is not None
+
+
 def test_fault_sees_another_nesting() -> None:
     x = torch.ones(2)
     assert trees.fault((x,), {"0": x}) is not None
