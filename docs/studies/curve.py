@@ -1,8 +1,8 @@
 """What a run's record says of all clients together, round by round where they were judged, as rows of a CSV.
 
-    python docs/studies/curve.py runs/mine docs/studies/paper-scale.csv
+    python docs/studies/curve.py runs/mine docs/studies/paper-scale.csv [NAME]
 
-Rows of the run's algorithm are replaced; the others and the comments stay.
+Rows of that name, the run's algorithm's unless it is given, are replaced; the others and the comments stay.
 """
 
 import csv
@@ -16,7 +16,7 @@ from statistics import fmean
 SCORES = ("accuracy", "nll", "ece_pooled", "ece_pooled_low", "ece_pooled_high", "ece_pooled_floor", "ece_worst")
 
 
-def curve(run: Path) -> list[dict[str, str]]:
+def curve(run: Path, name: str | None = None) -> list[dict[str, str]]:
     """A row for each round in which clients were judged; the loss is the mean over the last ten rounds before."""
     scores: dict[int, dict[str, float]] = defaultdict(dict)
     losses: dict[int, list[float]] = defaultdict(list)
@@ -26,10 +26,10 @@ def curve(run: Path) -> list[dict[str, str]]:
             scores[found["round"]][found["metric"]] = found["value"]
         elif found.get("metric") == "loss":
             losses[found["round"]].append(found["value"])
-    name = tomllib.loads((run / "config.toml").read_text())["algorithm"]["name"]
+    own = tomllib.loads((run / "config.toml").read_text())["algorithm"]["name"]
     return [
         {
-            "algorithm": name,
+            "algorithm": name or own,
             "round": str(number),
             "loss": f"{fmean(loss for t in range(number - 9, number + 1) for loss in losses[t]):.4f}",
             **{score: f"{told[score]:.4f}" for score in SCORES},
@@ -38,11 +38,11 @@ def curve(run: Path) -> list[dict[str, str]]:
     ]
 
 
-def main(run: Path, out: Path) -> None:
+def main(run: Path, out: Path, name: str | None = None) -> None:
     """Put the run's rows into the CSV."""
     lines = out.read_text().splitlines() if out.exists() else []
     comments, rows = ([line for line in lines if line.startswith("#") is told] for told in (True, False))
-    new = curve(run)
+    new = curve(run, name)
     if not new:
         sys.exit(f"{run}: no round was judged yet")
     others = [row for row in csv.DictReader(rows) if row["algorithm"] != new[0]["algorithm"]]
@@ -54,4 +54,4 @@ def main(run: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
