@@ -63,7 +63,7 @@ class PersonalDistribution(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class PFedBayes:
-    """PersonalDistribution distributions over all weights, pulled to a global one that is their prior."""
+    """Personal distributions over all weights, pulled to a global one that is their prior."""
 
     HOLDS: ClassVar[str] = "A distribution over networks that was fitted to the client's own examples."
 
