@@ -26,6 +26,7 @@ METHODS += ("metavd", "pfedbayes")
 LINES = {  # colour and style of a method over rounds
     "lr-bpfl": (OURS, "o-"),
     "lr-bpfl:paper": (OURS, "s:"),
+    "lr-bpfl, label prior": (OURS, "D--"),
     "pfedgp": ("#7d5ba6", "^-"),
     "pfedbayes": ("#b8860b", "v-"),
     "fedavg-ft": ("#2a7f62", "P-"),
